@@ -1,0 +1,3 @@
+"""Snapshot scaling for NVIDIA Dynamo."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,244 @@
+"""``fleet.yaml``, validated.
+
+Every field states its unit in its name or its description; the reference in ``docs/`` is generated
+from these models. :func:`load_fleet` refuses a wrong file with file, line, field and what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+
+Seconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Role(StrEnum):
+    """What a pool's workers do; the planner's *decode* also stands for aggregated workers."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+class Model(Section):
+    name: str = Field(min_length=1, description="The name that requests use.")
+    path: Path = Field(description="The model's folder; relative paths start at fleet.yaml's folder.")
+
+
+class CapturePolicy(StrEnum):
+    FIRST_WORKER = "first-worker"
+    NEVER = "never"
+
+
+class SnapshotPolicy(Section):
+    capture: CapturePolicy = Field(
+        CapturePolicy.FIRST_WORKER,
+        description="first-worker: capture the first worker of a compatibility key, and again when the key changes.",
+    )
+    minimum_gain_s: float = Field(
+        1.0,
+        ge=0,
+        description="Capture only where a restore is expected to beat a cold start by this many seconds.",
+    )
+    keep: int = Field(3, ge=1, description="How many snapshots of a pool to keep; the newest stay.")
+    keep_for_s: Seconds | None = Field(None, description="Remove snapshots older than this, unless in use.")
+    keep_bytes: int | None = Field(None, gt=0, description="Remove the oldest until all fit, unless in use.")
+    quarantine_after: int = Field(
+        2, ge=1, description="Failed restores in a row after which a snapshot is not used any more."
+    )
+
+
+class OrderDeadlines(Section):
+    """How long the fleet gives one order before it gives it up, in seconds."""
+
+    cold_start_s: Seconds = 600
+    restore_s: Seconds = 60
+    capture_s: Seconds = 300
+    drain_s: Seconds = 60
+    kill_s: Seconds = 10
+
+
+class Worker(Section):
+    command: tuple[str, ...] = Field(
+        min_length=1,
+        description="What a cold start runs. {model_path}, {model_name} and {namespace} are filled in.",
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="Set beside the fleet's own variables.")
+    memory_limit_bytes: int | None = Field(None, gt=0, description="The replica's cgroup limit, where the host allows.")
+    boot_timeout_s: Seconds = 600
+    drain_timeout_s: Seconds = 30
+
+
+class Pool(Section):
+    role: Role = Role.DECODE
+    component: str = Field("backend", description="The Dynamo component its workers register as.")
+    endpoint: str = Field("generate", description="The Dynamo endpoint its workers serve.")
+    worker: Worker
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(8, ge=1)
+    snapshot: SnapshotPolicy = Field(default_factory=SnapshotPolicy)
+    deadlines: OrderDeadlines = Field(default_factory=OrderDeadlines)
+    max_attempts: int = Field(
+        3, ge=1, description="Orders in a row that may fail for one replica before it is reported unachievable."
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Pool:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        return self
+
+
+class PhaseDeadlines(Section):
+    """How long one phase of the agent's pipelines may take, in seconds; then it is killed."""
+
+    default_s: Seconds = 30
+    dump_s: Seconds = 120
+    restore_s: Seconds = 60
+    digest_s: Seconds = 300
+
+
+class Agent(Section):
+    runtime_dir: Path = Field(Path("/run/dynamo-snapshot"), description="Houses, journal and bus of this host.")
+    store_dir: Path = Field(Path("/var/lib/dynamo-snapshot/snapshots"), description="Published snapshots.")
+    criu: Path | None = Field(None, description="The criu to run; else DYNAMO_SNAPSHOT_CRIU, the installed one, PATH.")
+    max_concurrent_restores: int = Field(4, ge=1, description="Restores that may run at once on this host.")
+    max_replicas: int = Field(64, ge=1, description="Replicas this host takes.")
+    minimum_free_bytes: int = Field(1 << 30, ge=0, description="Space that a capture must leave free in store_dir.")
+    rpc_ports: tuple[Port, Port] = Field((20000, 29999), description="First and last TCP port for workers.")
+    release_after_s: Seconds = Field(
+        60, description="A worker that is ready-for-snapshot this long without a capture order goes on without one."
+    )
+    scrub_interval_s: Seconds = Field(3600, description="How often published snapshots are digested again.")
+    deadlines: PhaseDeadlines = Field(default_factory=PhaseDeadlines)
+
+    @field_validator("rpc_ports")
+    @classmethod
+    def _ordered(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if value[0] > value[1]:
+            raise ValueError(f"the first port ({value[0]}) is above the last ({value[1]})")
+        return value
+
+
+class Servers(Section):
+    etcd: str = Field("embedded", description="'embedded': started and stopped by `up`; otherwise a URL.")
+    nats: str = Field("embedded", description="'embedded': started and stopped by `up`; otherwise a URL.")
+
+    @field_validator("etcd", "nats")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value != "embedded" and not re.match(r"^(https?|nats)://[^/\s]+$", value):
+            raise ValueError("expected 'embedded' or a URL such as http://127.0.0.1:2379 or nats://127.0.0.1:4222")
+        return value
+
+
+class Frontend(Section):
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    router_mode: Literal["round-robin", "random", "kv", "least-loaded"] = "round-robin"
+    migration_limit: int = Field(3, ge=0, description="How often a request may move to another worker.")
+
+
+class Planner(Section):
+    tick_s: Seconds = Field(1.0, description="Seconds between two decisions.")
+    target_requests_per_replica: float = Field(
+        4.0, gt=0, description="Queued and running requests that one replica should carry."
+    )
+    scale_down_after_s: Seconds = Field(20.0, description="Lower need must be confirmed for this long.")
+    headroom_replicas: int = Field(0, ge=0, description="Replicas kept beyond the need.")
+    advisory: bool = Field(False, description="Decide and log, but change nothing.")
+
+
+class Fleet(Section):
+    """A fleet on one host."""
+
+    name: Name = "fleet"
+    namespace: str = Field("dynamo", pattern=r"^[a-z0-9_-]+$", description="The Dynamo namespace.")
+    model: Model
+    pools: dict[Name, Pool] = Field(min_length=1)
+    agent: Agent = Field(default_factory=Agent)
+    servers: Servers = Field(default_factory=Servers)
+    frontend: Frontend = Field(default_factory=Frontend)
+    planner: Planner = Field(default_factory=Planner)
+    lease_ttl_s: int = Field(10, ge=2, description="TTL of a worker's discovery lease.")
+
+    @model_validator(mode="after")
+    def _one_pool_a_role(self) -> Fleet:
+        roles = [pool.role for pool in self.pools.values()]
+        for role in set(roles):
+            if roles.count(role) > 1:
+                raise ValueError(f"{roles.count(role)} pools have role {role}; the planner knows one pool a role")
+        return self
+
+
+def load_fleet(path: Path) -> Fleet:
+    """Reads and validates ``path``.
+
+    Raises:
+        SnapshotError: ``configuration_invalid``, with file, line, field and what was expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _invalid(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise _invalid(f"{path}{where}: not valid YAML: {problem}") from error
+    if not isinstance(data, dict):
+        raise _invalid(f"{path}:1: expected a mapping with at least 'model' and 'pools'")
+    try:
+        fleet = Fleet.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            location = problem["loc"]
+            field = ".".join(str(part) for part in location) or "(top level)"
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}:{_line_of(tree, location)}: {field}: {message}")
+        raise _invalid("\n".join(lines)) from error
+    return fleet.model_copy(
+        update={"model": fleet.model.model_copy(update={"path": (path.parent / fleet.model.path).resolve()})}
+    )
+
+
+def _invalid(message: str) -> SnapshotError:
+    return SnapshotError(
+        Reason.CONFIGURATION_INVALID, message, "docs/fleet-reference.md lists every field with its unit and default."
+    )
+
+
+def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """The 1-based line of the deepest node on the way to ``location`` that the file has."""
+    line = 1
+    for part in location:
+        step: Any = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, step = key.start_mark.line + 1, value
+                    break
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            step = node.value[part]
+            line = step.start_mark.line + 1
+        if step is None:
+            return line
+        node = step
+    return line
