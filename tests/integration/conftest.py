@@ -1,0 +1,110 @@
+"""Real servers on loopback, one of each for a whole run, and the CRIU that the set-up installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def _executable(name: str) -> str:
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        pytest.fail(f"{name} is not installed: run `make setup`")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs ``command`` until the block ends, entered once ``port`` on loopback accepts."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{command[0]} did not come up:\n{log.read_text()[-2000:]}")
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def etcd_command(data_dir: Path, port: int, peer_port: int) -> list[str]:
+    """The command line of a one-member etcd on loopback."""
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    return [
+        _executable("etcd"), "--name", "default", "--data-dir", str(data_dir), "--log-level", "error",
+        "--listen-client-urls", client, "--advertise-client-urls", client,
+        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def start_etcd(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
+    """Returns a function that starts an etcd of the test's own: (URL, process)."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        count = 0
+
+        def start() -> tuple[str, subprocess.Popen[bytes]]:
+            nonlocal count
+            count += 1
+            port = _free_port()
+            command = etcd_command(tmp_path / f"etcd-{count}", port, _free_port())
+            return f"http://127.0.0.1:{port}", stack.enter_context(running(command, port, tmp_path / "etcd.log"))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def etcd_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shared etcd: tests keep to namespaces of their own."""
+    folder = tmp_path_factory.mktemp("etcd")
+    port = _free_port()
+    with running(etcd_command(folder / "data", port, _free_port()), port, folder / "etcd.log"):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shared nats-server with JetStream."""
+    folder = tmp_path_factory.mktemp("nats")
+    port = _free_port()
+    command = [_executable("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
+    with running(command, port, folder / "nats.log"):
+        yield f"nats://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def criu() -> Path:
+    """The CRIU under test."""
+    named = os.environ.get("DYNAMO_SNAPSHOT_CRIU")
+    path = Path(named) if named else Path(sys.prefix) / "share" / "dynamo-snapshot" / "criu" / "criu"
+    if not path.exists():
+        pytest.fail(f"{path} is missing: run `make setup`")
+    return path
