@@ -91,6 +91,70 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.WORKER_EXITED: Explanation(
         "The worker ended before it had registered.", "Its log and its own reason say why; both stand in the message."
     ),
+    Reason.CUDA_MISSING: Explanation(
+        "The NVIDIA driver's library or its Python bindings (cuda-python) cannot be loaded here.",
+        "Install driver 570 or newer and `cuda-bindings`; `dynamo-snapshot doctor` says which is missing.",
+    ),
+    Reason.CUDA_PROBE_FAILED: Explanation(
+        "The driver could not say whether a process uses CUDA, so nothing was frozen.",
+        "The message has the driver's error. Check that agent and worker run under the same driver.",
+    ),
+    Reason.CUDA_LOCK_TIMEOUT: Explanation(
+        "A CUDA process did not come to rest in time; every process of its tree runs on.",
+        "Let the engine finish its work before it says ready-for-snapshot, or raise the lock time-out.",
+    ),
+    Reason.CUDA_CHECKPOINT_FAILED: Explanation(
+        "The driver could not move a process's GPU memory to the host; its tree was brought back to running.",
+        "The message has the driver's error. Host memory must hold what is left on the GPU.",
+    ),
+    Reason.CUDA_RESTORE_FAILED: Explanation(
+        "The driver could not bring a restored process back onto the GPU; the replica was ended.",
+        "The fleet tries again, then cold-starts; a snapshot that keeps failing is quarantined.",
+    ),
+    Reason.CUDA_HELPER_DIED: Explanation(
+        "The node's CUDA helper process ended during a call; what it was doing counts as failed.",
+        "It is started again by the next call; its last lines stand in the message.",
+    ),
+    Reason.COLLECTIVE_ALIVE: Explanation(
+        "A communicator (NCCL) was alive at capture: such a snapshot could be made but never restored.",
+        "Quiesce must destroy communicators; the engine makes them anew after the restore.",
+    ),
+    Reason.DRIVER_MISMATCH: Explanation(
+        "The snapshot was made under another NVIDIA driver; it was refused before CRIU ran.",
+        "Use a node with that driver, or let the next cold start here be captured.",
+    ),
+    Reason.GPU_COUNT_MISMATCH: Explanation(
+        "The snapshot needs another number of GPUs than it was given.",
+        "Give the replica as many GPUs as the message names.",
+    ),
+    Reason.GPU_MODEL_MISMATCH: Explanation(
+        "The snapshot was made on another GPU model or memory size; the driver restores only onto the same.",
+        "Use a node with the GPU that the message names.",
+    ),
+    Reason.GPU_OUT_OF_MEMORY: Explanation(
+        "The GPU has less free memory than the snapshot needs; it was refused before CRIU ran.",
+        "Drain or park a replica there. The message has both figures.",
+    ),
+    Reason.GPU_UUID_UNMAPPED: Explanation(
+        "The device map does not say where one of the snapshot's GPUs goes, or names a GPU that is not here.",
+        "Map each of the snapshot's GPUs to one of this node's, each once.",
+    ),
+    Reason.MIG_UNSUPPORTED: Explanation(
+        "A GPU is in MIG mode, which the driver's checkpoint does not support.",
+        "Use GPUs that are not partitioned.",
+    ),
+    Reason.LOADER_DIED: Explanation(
+        "The GPU's weight loader ended; its loads are lost and their memory is free again.",
+        "It is started again; workers that waited for it load their weights themselves.",
+    ),
+    Reason.WEIGHTS_CORRUPT: Explanation(
+        "A weight segment is missing, truncated, or does not have its digest.",
+        "Remove the snapshots that use it; the next cold start writes it anew.",
+    ),
+    Reason.WEIGHTS_LOAD_FAILED: Explanation(
+        "Weights could not be brought onto the GPU.",
+        "The message has the read's or the driver's error.",
+    ),
     Reason.SNAPSHOT_MISSING: Explanation(
         "No such snapshot is published.", "`dynamo-snapshot snapshots ls` lists those that are."
     ),
