@@ -1,0 +1,70 @@
+"""Command lines and environments of what `up` runs beside the servers: Dynamo's parts and ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
+
+LOOPBACK = "127.0.0.1"
+RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
+"""Set for every process of a fleet, so that what is left of one can be told from anything else."""
+
+
+def fleet_environment(fleet: Fleet, etcd_url: str, nats_url: str) -> dict[str, str]:
+    """What every Dynamo process of a fleet on this host needs to find the servers and to stay on loopback."""
+    return {
+        "ETCD_ENDPOINTS": etcd_url,
+        "ETCD_LEASE_TTL": str(fleet.lease_ttl_s),
+        "NATS_SERVER": nats_url,
+        "DYN_NAMESPACE": fleet.namespace,
+        "DYN_DISCOVERY_BACKEND": "etcd",
+        "DYN_REQUEST_PLANE": "tcp",
+        # zmq publishers listen on every address whatever they are told.
+        "DYN_EVENT_PLANE": "nats",
+        "DYN_EVENT_PLANE_HOST": LOOPBACK,
+        "DYN_TCP_RPC_HOST": LOOPBACK,
+        "DYN_TCP_RESPONSE_STREAM_HOST": LOOPBACK,
+        "DYN_SYSTEM_HOST": LOOPBACK,
+        "HF_HUB_OFFLINE": "1",
+        RUNTIME_DIR_TAG: str(fleet.agent.runtime_dir),
+    }
+
+
+def frontend(fleet: Fleet, environment: Mapping[str, str]) -> Service:
+    """Dynamo's frontend: the OpenAI API at ``fleet.frontend``."""
+    section = fleet.frontend
+    command = (
+        sys.executable, "-m", "dynamo.frontend", "--http-host", section.host, "--http-port", str(section.port),
+        "--discovery-backend", "etcd", "--request-plane", "tcp", "--event-plane", "nats",
+        "--namespace", fleet.namespace, "--router-mode", section.router_mode,
+        "--migration-limit", str(section.migration_limit),
+    )  # fmt: skip
+    ready = http_ok(f"http://{section.host}:{section.port}/health")
+    return Service(name="frontend", command=command, environment=environment, ready=ready)
+
+
+def planner(configuration: Path, environment: Mapping[str, str]) -> Service:
+    """Dynamo's planner with our plugin in its process."""
+    # The virtual connector checks this often, in whole seconds, whether its last decision was carried out.
+    own = {"SCALING_CHECK_INTERVAL": "1", "SCALING_MAX_WAIT_TIME": "10"}
+    command = (sys.executable, "-m", "dynamo.planner", "--config", str(configuration))
+    return Service(name="planner", command=command, environment={**environment, **own})
+
+
+def controller(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -> Service:
+    """The fleet controller; ready once it has published a status."""
+    return _own_command("controller", fleet_file, environment, wrote(fleet.agent.runtime_dir, "fleet-status.json"))
+
+
+def agent(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -> Service:
+    """This host's node agent; ready once it has reported."""
+    return _own_command("agent", fleet_file, environment, wrote(fleet.agent.runtime_dir / "bus", "**/*"))
+
+
+def _own_command(name: str, fleet_file: Path, environment: Mapping[str, str], ready: Ready) -> Service:
+    command = (sys.executable, "-m", "dynamo_snapshot.cli.main", name, str(fleet_file))
+    return Service(name=name, command=command, environment=environment, ready=ready, stop_timeout_s=20)
