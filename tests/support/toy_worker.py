@@ -1,0 +1,129 @@
+"""A small worker that speaks the control protocol, for tests of house, holder and agent. Standard library only.
+
+It has what makes capturing hard: threads, memory, a child process, an inotify watch, a shared-memory segment and
+a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
+dump; ``refuse_release``: fail once restored; ``never_register``; ``die_at_boot``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import shared_memory
+from pathlib import Path
+
+CONTROL = Path(os.environ["DYNAMO_SNAPSHOT_STATE_DIR"])
+FLAW = os.environ.get("TOY_FLAW", "")
+history: list[tuple[str, float]] = []
+context: dict[str, object] = {}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def write(name: str, content: str) -> None:
+    temporary = CONTROL / f".{name}.tmp"
+    temporary.write_text(content)
+    temporary.rename(CONTROL / name)
+
+
+def say(state: str, reason: str | None = None, message: str = "", evidence: dict[str, str] | None = None) -> None:
+    now = time.time()
+    history.append((state, now))
+    tested = [at for name, at in history if name == "SELF_TESTING"]
+    write(
+        "worker-state.json",
+        json.dumps({
+            "state": state, "since": now, "incarnation": context.get("incarnation"), "pid": os.getpid(),
+            "reason": reason, "message": message, "self_test_at": tested[-1] if tested else None,
+            "history": history, "evidence": evidence or {},
+        }),
+    )  # fmt: skip
+
+
+def wait_for(name: str) -> None:
+    watch = libc.inotify_init1(0)
+    libc.inotify_add_watch(watch, str(CONTROL).encode(), 0x80 | 0x100)  # IN_MOVED_TO | IN_CREATE
+    while not (CONTROL / name).exists():
+        select.select([watch], [], [], 60)
+        os.read(watch, 65536)
+    os.close(watch)
+
+
+def flaw() -> None:
+    if FLAW == "io_uring":
+        ring = libc.syscall(425, 8, ctypes.create_string_buffer(256))
+        assert ring >= 0, os.strerror(ctypes.get_errno())
+    if FLAW == "tcp":
+        server = socket.create_server(("127.0.0.1", 0))
+        kept.extend([server, socket.create_connection(server.getsockname()), server.accept()])
+
+
+kept: list[object] = []
+
+
+def main() -> None:
+    say("BOOTING")
+    print("boot", flush=True)
+    if FLAW == "die_at_boot":
+        print("the engine found no weights", flush=True)
+        sys.exit(3)
+    time.sleep(float(os.environ.get("TOY_BOOT_S", "0")))
+    memory = bytearray(os.urandom(1 << 16) * (int(os.environ.get("TOY_MEMORY_MIB", "8")) << 4))
+    digest = hashlib.sha256(memory).hexdigest()
+    segment = shared_memory.SharedMemory(create=True, size=1 << 16)
+    segment.buf[:5] = b"share"
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time\nwhile 1: time.sleep(0.2)"])
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    flaw()
+    say("ENGINE_READY")
+    if os.environ.get("SNAPSHOT_CONTROL_DIR"):
+        say("QUIESCING")
+        say("READY_FOR_SNAPSHOT")
+        write("ready-for-snapshot", "ready")
+        wait_for("restore-complete")
+        say("RESTORED")
+        if FLAW == "refuse_release":
+            say("FAILED", "restore_context_invalid", "told to refuse")
+            sys.exit(4)
+        context.update(json.loads((CONTROL / "restore-context.json").read_text()))
+        for name, value in dict(context["env"]).items():  # type: ignore[call-overload]
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        random.seed()
+        say("IDENTITY_APPLIED")
+        say("RESUMING")
+    say("SELF_TESTING")
+    assert hashlib.sha256(memory).hexdigest() == digest
+    assert bytes(segment.buf[:5]) == b"share"
+    assert child.poll() is None
+    if FLAW == "never_register":
+        stop.wait()
+        sys.exit(0)
+    evidence = {"first_random": repr(random.random()), "resident_digest": digest, "child": str(child.pid),
+                "port": os.environ["DYN_TCP_RPC_PORT"]}  # fmt: skip
+    say("REGISTERED", evidence=evidence)
+    print("registered", flush=True)
+    stop.wait()
+    say("DRAINING")
+    child.kill()
+    child.wait()
+    segment.close()
+    segment.unlink()
+    say("STOPPED")
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main()
