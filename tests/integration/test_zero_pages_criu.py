@@ -68,11 +68,11 @@ class Dump:
         """Pages that the images store of the private file mapping, in both processes."""
         count = 0
         for path in self.images.glob("mm-*.img"):
-            (mm,) = (schema("mm").mm_entry.FromString(message) for message in read_image(path, MM_MAGIC))
+            (mm,) = (schema("mm", self.criu).mm_entry.FromString(message) for message in read_image(path, MM_MAGIC))
             ranges = [(vma.start, vma.end) for vma in mm.vmas if vma.status & 1 << 6 and vma.prot & 2]
             messages = read_image(path.with_name(f"pagemap-{path.stem.removeprefix('mm-')}.img"), PAGEMAP_MAGIC)
             next(messages)
-            for entry in map(schema("pagemap").pagemap_entry.FromString, messages):
+            for entry in map(schema("pagemap", self.criu).pagemap_entry.FromString, messages):
                 covered = any(start <= entry.vaddr < end for start, end in ranges)
                 count += entry.nr_pages if covered and entry.flags & 4 else 0
         return count
@@ -86,7 +86,6 @@ class Dump:
 
 @pytest.fixture
 def dump(criu: Path, tmp_path: Path) -> Dump:
-    schema("pagemap", criu)
     return Dump(criu, tmp_path)
 
 
