@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
+from planner.config import RoleBounds, planner_config
 
 LOOPBACK = "127.0.0.1"
+FLEET_STATUS = "fleet-status.json"
+DECISION_LOG = "decisions.jsonl"
 RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
 """Set for every process of a fleet, so that what is left of one can be told from anything else."""
 
@@ -47,6 +51,31 @@ def frontend(fleet: Fleet, environment: Mapping[str, str]) -> Service:
     return Service(name="frontend", command=command, environment=environment, ready=ready)
 
 
+def planner_configuration(fleet: Fleet) -> dict[str, Any]:
+    """What Dynamo's planner is to read, with our plugin in it."""
+    section = fleet.planner
+    bounds = {pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas) for pool in fleet.pools.values()}
+    return planner_config(
+        namespace=fleet.namespace,
+        model_name=fleet.model.name,
+        roles=bounds,
+        backend=next(backend_of(pool.worker.command) for pool in fleet.pools.values()),
+        tick_s=section.tick_s,
+        target_requests_per_replica=section.target_requests_per_replica,
+        scale_down_after_s=section.scale_down_after_s,
+        headroom_replicas=section.headroom_replicas,
+        advisory=section.advisory,
+        fleet_status_path=str(fleet.agent.runtime_dir / FLEET_STATUS),
+        decision_log_path=str(fleet.agent.runtime_dir / DECISION_LOG),
+    )
+
+
+def backend_of(command: tuple[str, ...]) -> str:
+    """Dynamo's name of the engine that ``command`` runs: its planner derives component names from it."""
+    engines = ("vllm", "sglang", "trtllm")
+    return next((engine for engine in engines if f"dynamo.{engine}" in command), "mocker")
+
+
 def planner(configuration: Path, environment: Mapping[str, str]) -> Service:
     """Dynamo's planner with our plugin in its process."""
     # The virtual connector checks this often, in whole seconds, whether its last decision was carried out.
@@ -57,7 +86,7 @@ def planner(configuration: Path, environment: Mapping[str, str]) -> Service:
 
 def controller(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -> Service:
     """The fleet controller; ready once it has published a status."""
-    return _own_command("controller", fleet_file, environment, wrote(fleet.agent.runtime_dir, "fleet-status.json"))
+    return _own_command("controller", fleet_file, environment, wrote(fleet.agent.runtime_dir, FLEET_STATUS))
 
 
 def agent(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -> Service:

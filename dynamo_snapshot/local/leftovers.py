@@ -1,0 +1,208 @@
+"""What a fleet has left on this host: found by marks that only this fleet's things bear.
+
+One list serves twice: a start removes what a killed predecessor left, and a stop counts what it did
+not manage to remove. A thing is this fleet's when it bears the runtime folder: in its environment
+(processes), as its house (replicas' processes), in its path (mounts, sockets, files) or its name (cgroups).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_snapshot.agent.cgroups import Cgroups
+from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
+from worker_hooks.holder import HOUSE
+
+KEPT_FILES = ("logs",)
+"""Entries of the runtime folder that stay: people read them after a stop."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that outlived its fleet."""
+
+    kind: str
+    """process, mount, namespace, socket, port, cgroup, file or key."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+KINDS = ("process", "namespace", "mount", "socket", "port", "cgroup", "file", "key")
+
+
+def processes(runtime_dir: Path) -> list[int]:
+    """Processes of the fleet of ``runtime_dir``, this one and its ancestors left out; outermost first."""
+    houses = {identity for path in _entries(runtime_dir / "replicas") if (identity := _identity(path))}
+    tag = f"{RUNTIME_DIR_TAG}={runtime_dir}".encode()
+    own = set(_ancestry(os.getpid()))
+    found = []
+    for pid in sorted(int(entry.name) for entry in _entries(Path("/proc")) if entry.name.isdigit()):
+        if pid in own or _is_zombie(pid):
+            continue
+        house = _identity(Path(f"/proc/{pid}/root{HOUSE}"))
+        if (house is not None and house in houses) or tag in _environment(pid):
+            found.append(pid)
+    return found
+
+
+def mounts(*folders: Path) -> list[str]:
+    """Mount points in this namespace at or below ``folders``, innermost first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    inside = [point for point in points if any(_within(point, folder) for folder in folders)]
+    return sorted(inside, key=len, reverse=True)
+
+
+def sockets(*folders: Path) -> list[str]:
+    """Paths of bound unix sockets below ``folders``."""
+    rows = Path("/proc/net/unix").read_text().splitlines()[1:]
+    paths = {row.split(maxsplit=7)[7] for row in rows if len(row.split(maxsplit=7)) == 8}
+    return sorted(path for path in paths if any(_within(path.lstrip("@"), folder) for folder in folders))
+
+
+def listening(ports: Iterable[int]) -> list[int]:
+    """Those of ``ports`` on which something in this network namespace listens."""
+    open_ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                fields = row.split()
+                if fields[3] == "0A":  # TCP_LISTEN
+                    open_ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return sorted(open_ports & set(ports))
+
+
+def namespaces(inodes: Iterable[int]) -> list[int]:
+    """Those of the pid and mount namespaces ``inodes`` that a process or a mount still holds."""
+    wanted = set(inodes)
+    held = set()
+    for entry in _entries(Path("/proc")):
+        if entry.name.isdigit() and not _is_zombie(int(entry.name)):
+            held |= {inode for kind in ("pid", "mnt") if (inode := namespace(int(entry.name), kind))}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        root = line.split()[3]
+        if ":[" in root:
+            held.add(int(root.rsplit("[", 1)[1].rstrip("]")))
+    return sorted(wanted & held)
+
+
+def namespace(pid: int, kind: str) -> int | None:
+    """The inode of a process's namespace; None where the process is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(os.readlink(f"/proc/{pid}/ns/{kind}").rsplit("[", 1)[1].rstrip("]"))
+    return None
+
+
+def files(folder: Path) -> list[str]:
+    """What lies in ``folder``, down to files, but for what is meant to stay."""
+    return [str(path) for path in sorted(folder.rglob("*")) if path.relative_to(folder).parts[0] not in KEPT_FILES]
+
+
+def cgroups(runtime_dir: Path) -> list[str]:
+    """The groups of the fleet's replicas, and the folders above them."""
+    groups = Cgroups(runtime_dir)
+    base = [groups.base] if groups.base and groups.base.is_dir() else []
+    return [str(path) for path in (*groups.existing(), *base)]
+
+
+def describe(pid: int) -> str:
+    """``pid`` with its command line, for a person."""
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        return f"{pid} {command[:160]}"
+    return str(pid)
+
+
+def remove(runtime_dir: Path, timeout_s: float = 10.0) -> list[Leftover]:
+    """Ends and removes all that a predecessor left in ``runtime_dir``; returns what it was.
+
+    The caller holds the folder's lock: no other fleet runs there.
+    """
+    removed = []
+    deadline = time.monotonic() + timeout_s
+    while (pids := processes(runtime_dir)) and time.monotonic() < deadline:
+        for pid in pids:
+            removed.append(Leftover("process", describe(pid)))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    groups = Cgroups(runtime_dir)
+    for group in groups.existing():
+        removed.append(Leftover("cgroup", str(group)))
+        groups.remove(group)
+    groups.remove_base()
+    for point in mounts(runtime_dir):
+        removed.append(Leftover("mount", point))
+        _unmount(point)
+    for entry in _entries(runtime_dir):
+        if entry.name in KEPT_FILES:
+            continue
+        removed.append(Leftover("file", str(entry)))
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    return removed
+
+
+def _unmount(point: str) -> None:
+    import ctypes
+
+    detach = 2  # MNT_DETACH
+    ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(point), detach)
+
+
+def _within(path: str, folder: Path) -> bool:
+    return path == str(folder) or path.startswith(f"{folder}/")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command's name: state, parent, …; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return []
+
+
+def _is_zombie(pid: int) -> bool:
+    fields = _stat_fields(pid)
+    return not fields or fields[0] in ("Z", "X")
+
+
+def _ancestry(pid: int) -> list[int]:
+    line = []
+    while pid > 0:
+        line.append(pid)
+        fields = _stat_fields(pid)
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return line

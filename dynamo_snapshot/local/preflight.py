@@ -1,0 +1,99 @@
+"""Everything that must be so before a fleet starts on this host; checked whole, before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local.ports import require_free
+from dynamo_snapshot.local.servers import find_program
+from dynamo_snapshot.model import Reason
+
+
+def check(fleet: Fleet) -> None:
+    """Raises the first ``SnapshotError`` that would keep ``fleet`` from running here; changes nothing."""
+    require_root()
+    require_dynamo()
+    require_model(fleet)
+    require_commands(fleet)
+    require_servers(fleet)
+    require_free(
+        fleet.frontend.host,
+        fleet.frontend.port,
+        "the frontend",
+        "Stop what listens there, or choose another frontend.port in fleet.yaml.",
+    )
+    require_space(fleet.agent.store_dir, fleet.agent.minimum_free_bytes)
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        raise SnapshotError(
+            Reason.NOT_PRIVILEGED,
+            f"this runs as user {os.geteuid()}, and CRIU, namespaces and mounts need root",
+            "Run it as root, for instance with sudo.",
+        )
+
+
+def require_dynamo() -> None:
+    # Looked for, not imported: the import takes seconds.
+    if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.frontend") is None:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"NVIDIA Dynamo is not installed in {sys.prefix}",
+            "Install the pinned set: uv pip sync --require-hashes requirements.lock.",
+        )
+
+
+def require_model(fleet: Fleet) -> None:
+    path = fleet.model.path
+    if not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "is not a folder"
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID, f"model.path: {path} {what}", "Name a folder with the model's files."
+        )
+
+
+def require_commands(fleet: Fleet) -> None:
+    for name, pool in fleet.pools.items():
+        program = pool.worker.command[0]
+        if find_command(program) is None:
+            raise SnapshotError(
+                Reason.CONFIGURATION_INVALID,
+                f"pools.{name}.worker.command: {program} is neither beside {sys.executable} nor on PATH",
+                "Give its full path, or install it.",
+            )
+
+
+def find_command(program: str) -> Path | None:
+    """The program as a worker will find it: this installation's own scripts come first, then PATH."""
+    if os.sep in program:
+        return Path(program) if os.access(program, os.X_OK) else None
+    beside = Path(sys.executable).with_name(program)
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which(program)
+    return Path(found) if found else None
+
+
+def require_servers(fleet: Fleet) -> None:
+    if fleet.servers.etcd == "embedded":
+        find_program("etcd")
+    if fleet.servers.nats == "embedded":
+        find_program("nats-server")
+
+
+def require_space(folder: Path, free_bytes: int) -> None:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < free_bytes:
+        raise SnapshotError(
+            Reason.DISK_FULL,
+            f"{existing} has {free >> 20} MiB free, and agent.minimum_free_bytes asks for {free_bytes >> 20}",
+            "Make room, or name another agent.store_dir in fleet.yaml.",
+        )

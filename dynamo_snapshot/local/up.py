@@ -1,0 +1,259 @@
+"""One fleet on this host: brought up in order, watched, drained and taken down without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import yaml
+
+from dynamo_snapshot.bus.directory import DirectoryBus
+from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local import leftovers, preflight, processes, servers
+from dynamo_snapshot.local.drain import drain
+from dynamo_snapshot.local.etcd import Etcd
+from dynamo_snapshot.local.footprint import Footprint
+from dynamo_snapshot.local.leftovers import Leftover
+from dynamo_snapshot.local.service import Service, ServiceStatus, banner, http_ok
+from dynamo_snapshot.local.supervisor import Supervisor
+from dynamo_snapshot.model import Reason
+
+SERVER_TIMEOUT_S = 60.0
+"""How long a server that somebody else runs is waited for, with a visible countdown."""
+ETCD_POLL_S = 1.0
+
+Say = Callable[[str], None]
+
+
+class LocalFleet:
+    """A fleet of one host. ``start`` it, do what you came for, ``stop`` it: whatever happens in between.
+
+    Args:
+        fleet: validated; servers may be embedded.
+        say: told in a few words what happens, for a person.
+    """
+
+    def __init__(self, fleet: Fleet, say: Say = lambda text: None) -> None:
+        self.fleet = fleet
+        self.say = say
+        self.runtime_dir = fleet.agent.runtime_dir
+        self.supervisor = Supervisor(self.runtime_dir / "logs", self._service_changed)
+        self.footprint = Footprint()
+        self.etcd_url = "" if fleet.servers.etcd == "embedded" else fleet.servers.etcd
+        self.nats_url = "" if fleet.servers.nats == "embedded" else fleet.servers.nats
+        self._lock: IO[str] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def bus(self) -> DirectoryBus:
+        return DirectoryBus(self.runtime_dir / "bus")
+
+    @property
+    def frontend_url(self) -> str:
+        return f"http://{self.fleet.frontend.host}:{self.fleet.frontend.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return processes.fleet_environment(self.fleet, self.etcd_url, self.nats_url)
+
+    async def start(self) -> None:
+        """Checks the host, cleans up after a killed predecessor, and brings everything up.
+
+        Raises:
+            SnapshotError: nothing of this fleet runs then.
+        """
+        self._lock = lock(self.runtime_dir)
+        try:
+            preflight.check(self.fleet)
+            for leftover in leftovers.remove(self.runtime_dir):
+                self.say(f"removed what an earlier fleet left: {leftover}")
+            await self._start_servers()
+            await self._start_dynamo()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def stop(self) -> list[Leftover]:
+        """Drains the workers, ends every process, and returns what could not be removed: nothing, if all is well."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for name in ("planner", "controller"):
+            await self.supervisor.stop(name)
+        if self.supervisor.pid("agent") is not None:
+            timeout = max(pool.worker.drain_timeout_s for pool in self.fleet.pools.values())
+            await drain(self.bus, timeout, self.say)
+        for name in ("agent", "frontend"):
+            await self.supervisor.stop(name)
+        left = await self._sweep_keys() if self.etcd_url else []
+        ports = {*self.footprint.ports, self.fleet.frontend.port}
+        await self.supervisor.stop_all()
+        left += await asyncio.to_thread(self._count_and_clean, ports)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        return left
+
+    async def _start_servers(self) -> None:
+        data = self.runtime_dir / "servers"
+        if self.fleet.servers.etcd == "embedded":
+            etcd = servers.embedded_etcd(data / "etcd")
+            self.etcd_url = etcd.url
+            await self._start(etcd.service)
+        else:
+            await wait_for_server("etcd", self.etcd_url, self.say)
+        if self.fleet.servers.nats == "embedded":
+            nats = servers.embedded_nats(data / "nats")
+            self.nats_url = nats.url
+            await self._start(nats.service)
+        else:
+            await wait_for_server("nats", self.nats_url, self.say)
+
+    async def _start_dynamo(self) -> None:
+        fleet_file, planner_file = self.runtime_dir / "fleet.yaml", self.runtime_dir / "planner.yaml"
+        resolved = self.fleet.model_copy(
+            update={"servers": self.fleet.servers.model_copy(update={"etcd": self.etcd_url, "nats": self.nats_url})}
+        )
+        fleet_file.write_text(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
+        planner_file.write_text(yaml.safe_dump(processes.planner_configuration(resolved), sort_keys=False))
+        self._tasks.append(asyncio.create_task(self.footprint.follow(self.bus), name="footprint"))
+        # The planner takes ten seconds to its first tick: it boots beside the others.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start(processes.frontend(self.fleet, self.environment)))
+            group.create_task(self._start(processes.planner(planner_file, self.environment)))
+            group.create_task(self._start(processes.agent(self.fleet, fleet_file, self.environment)))
+            group.create_task(self._start(processes.controller(self.fleet, fleet_file, self.environment)))
+        self._tasks.append(asyncio.create_task(self._watch_etcd(), name="watch etcd"))
+
+    async def _start(self, service: Service) -> None:
+        begun = time.monotonic()
+        await self.supervisor.start(service)
+        self.say(f"{service.name} is up after {time.monotonic() - begun:.1f} s")
+
+    async def _watch_etcd(self) -> None:
+        """Starts the planner again after an outage in which its lease ended: it would live on, deaf.
+
+        The frontend exits by itself then and is started again like anything that died; the controller
+        and the agent look after themselves and the workers.
+        """
+        answers = http_ok(f"{self.etcd_url}/health")
+        silent_since = None
+        while True:
+            await asyncio.sleep(ETCD_POLL_S)
+            if not await answers(0.0):
+                if silent_since is None:
+                    silent_since = time.monotonic()
+                    self.say(f"etcd at {self.etcd_url} does not answer")
+            elif silent_since is not None:
+                outage, silent_since = time.monotonic() - silent_since, None
+                self.say(f"etcd answers again after {outage:.0f} s")
+                if outage >= self.fleet.lease_ttl_s:
+                    self.supervisor.kill("planner")
+
+    async def _sweep_keys(self) -> list[Leftover]:
+        """Ends the leases of processes that have exited without doing so, and returns the keys that stay."""
+        etcd = Etcd(self.etcd_url)
+        prefixes = fleet_prefixes(self.fleet)
+        try:
+            keys = [key for prefix in prefixes for key in await etcd.keys(prefix)]
+            for lease in {key.lease for key in keys if key.lease}:
+                await etcd.revoke(lease)
+            for key in keys:
+                if not key.lease:
+                    await etcd.delete(key.name)
+            return [Leftover("key", key.name) for prefix in prefixes for key in await etcd.keys(prefix)]
+        except SnapshotError as error:
+            return [] if self.fleet.servers.etcd == "embedded" else [Leftover("key", f"unknown: {error.message}")]
+
+    def _count_and_clean(self, ports: set[int]) -> list[Leftover]:
+        runtime_dir = self.runtime_dir
+        left = [Leftover("process", leftovers.describe(pid)) for pid in leftovers.processes(runtime_dir)]
+        left += [Leftover("namespace", str(inode)) for inode in leftovers.namespaces(self.footprint.namespaces)]
+        left += [Leftover("mount", point) for point in leftovers.mounts(runtime_dir)]
+        left += [Leftover("socket", path) for path in leftovers.sockets(runtime_dir)]
+        left += [Leftover("port", str(port)) for port in leftovers.listening(ports)]
+        left += [Leftover("cgroup", path) for path in leftovers.cgroups(runtime_dir)]
+        replicas = runtime_dir / "replicas"
+        left += [Leftover("file", path) for path in leftovers.files(replicas)] if replicas.exists() else []
+        # What is meant to be there while a fleet runs goes with it.
+        leftovers.remove(runtime_dir)
+        return left
+
+    def _service_changed(self, status: ServiceStatus) -> None:
+        if status.detail:
+            self.say(f"{status.name} {status.detail}")
+
+
+def fleet_prefixes(fleet: Fleet) -> tuple[str, ...]:
+    """Where in etcd the keys of ``fleet`` live: Dynamo's for its namespace, and ours."""
+    namespace = fleet.namespace
+    return (
+        f"v1/instances/{namespace}/",
+        f"v1/mdc/{namespace}/",
+        f"v1/event_channels/namespace/{namespace}/",
+        f"v1/event_sources/namespace/{namespace}/",
+        f"v1/{namespace}/",
+        f"dynamo_snapshot/{fleet.name}/",
+    )
+
+
+def lock(runtime_dir: Path) -> IO[str]:
+    """Takes ``runtime_dir`` for this process; the lock ends with it.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` naming the process that has it, or that it cannot be made.
+    """
+    try:
+        runtime_dir.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, which is emptied under the lock.
+        file = (runtime_dir.parent / f".{runtime_dir.name}.lock").open("a+")
+    except OSError as error:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"agent.runtime_dir: {runtime_dir} cannot be used: {error.strerror}",
+            "Run as root, or name another folder.",
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"a fleet already runs in {runtime_dir}, under process {holder}",
+            "Stop it with Ctrl-C, or give this fleet another agent.runtime_dir.",
+        ) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+async def wait_for_server(name: str, url: str, say: Say, timeout_s: float = SERVER_TIMEOUT_S) -> None:
+    """Waits, counting down aloud, until a server that somebody else runs answers.
+
+    Raises:
+        SnapshotError: ``server_unreachable`` when it has not after ``timeout_s``.
+    """
+    address = url.split("://", 1)[1]
+    host, _, port = address.rpartition(":")
+    ready = http_ok(f"{url.rstrip('/')}/health") if name == "etcd" else banner(host, int(port), b"INFO")
+    deadline = time.monotonic() + timeout_s
+    while not await ready(0.0):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise SnapshotError(
+                Reason.SERVER_UNREACHABLE,
+                f"{name} at {url} did not answer within {timeout_s:.0f} s",
+                f"Start it, correct servers.{name} in fleet.yaml, or write 'embedded' there.",
+            )
+        say(f"waiting for {name} at {url}: {left:.0f} s left")
+        await asyncio.sleep(min(1.0, left))
