@@ -1,0 +1,125 @@
+"""The configuration of ``python -m dynamo.planner`` with this plugin in it.
+
+Dynamo insists that one of its own scaling modes is on. Its load scaling is the one that needs neither
+Prometheus nor a performance model; its interval is set to decades, so it never has its first turn and
+the plugin's targets are the only ones. (Where it does run, ours win: priority 1 goes before its 10.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.observation import Role
+
+PLUGIN_ID = "snapshot-scaling"
+PRIORITY = 1
+NEEDS = ("observations.fpm", "observations.workers")
+NEVER_S = 10 * 365 * 24 * 3600
+"""The interval of Dynamo's own load scaling."""
+
+
+@dataclass(frozen=True)
+class RoleBounds:
+    """How few and how many replicas one role may have."""
+
+    min_replicas: int = 1
+    max_replicas: int = 8
+
+
+def planner_config(
+    *,
+    namespace: str,
+    model_name: str,
+    roles: Mapping[str, RoleBounds],
+    backend: str = "mocker",
+    tick_s: float = 1.0,
+    target_requests_per_replica: float = 4.0,
+    scale_down_after_s: float = 20.0,
+    cooldown_s: float = 5.0,
+    headroom_replicas: int = 0,
+    advisory: bool = False,
+    fleet_status_path: str | None = None,
+    fleet_status_nats: str | None = None,
+    fleet_status_subject: str | None = None,
+    decision_log_path: str | None = None,
+    control_api_port: int = 0,
+    metrics_port: int = 0,
+) -> dict[str, Any]:
+    """Returns what to write as YAML or JSON for ``python -m dynamo.planner --config``.
+
+    Args:
+        namespace: the Dynamo namespace of the workers and of the decision.
+        model_name: as requests name it.
+        roles: bounds by role: ``decode`` (also aggregated workers), ``prefill``, or both.
+        backend: ``vllm``, ``sglang``, ``trtllm`` or ``mocker``.
+        tick_s: seconds between two decisions; may be below one.
+        advisory: decide and log, but change nothing.
+        control_api_port: Dynamo's API for changing bounds at run time, on localhost; 0: off.
+        metrics_port: Dynamo's Prometheus metrics of the planner; 0: off.
+
+    Raises:
+        ValueError: for an unknown role or none.
+    """
+    known = {Role(name): bounds for name, bounds in roles.items()}
+    if not known:
+        raise ValueError("roles is empty: name at least one of decode, prefill")
+    mode = "disagg" if len(known) == 2 else "agg" if Role.DECODE in known else "prefill"
+    options: dict[str, Any] = {
+        "roles": {
+            role.value: {
+                "min_replicas": bounds.min_replicas,
+                "max_replicas": bounds.max_replicas,
+                "target_requests_per_replica": target_requests_per_replica,
+                "scale_down_after_s": scale_down_after_s,
+                "cooldown_s": cooldown_s,
+                "headroom_replicas": headroom_replicas,
+                "stale_after_s": max(5.0, 3 * tick_s),
+            }
+            for role, bounds in known.items()
+        },
+        "fleet_status_path": fleet_status_path,
+        "fleet_status_nats": fleet_status_nats,
+        "fleet_status_subject": fleet_status_subject,
+        "decision_log_path": decision_log_path,
+    }
+    return {
+        "environment": "virtual",
+        "namespace": namespace,
+        "backend": backend,
+        "mode": mode,
+        "model_name": model_name,
+        "optimization_target": "throughput",
+        "load_adjustment_interval_seconds": NEVER_S,
+        "min_endpoint": min(bounds.min_replicas for bounds in known.values()),
+        # The bounds are the policy's; the virtual environment knows no GPUs and wants a number.
+        "max_gpu_budget": -1,
+        "decode_engine_num_gpu": 1,
+        "prefill_engine_num_gpu": 1,
+        "live_dashboard_port": 0,
+        "control_api_port": control_api_port,
+        "metric_reporting_prometheus_port": metrics_port,
+        "report_interval_hours": None,
+        # Never asked: nothing here needs traffic metrics. The default names a cluster's service.
+        "metric_pulling_prometheus_endpoint": "http://127.0.0.1:9",
+        "advisory": advisory,
+        "scheduling": {"scale_interval_seconds": tick_s},
+        "plugin_registration": {
+            # Without a secret, so nothing may register from outside.
+            "auth": {"trusted_sources": ["static_secret"]},
+            "in_process_plugins": [
+                {
+                    "module": "planner.plugin",
+                    "class": "SnapshotScaling",
+                    "plugin_id": PLUGIN_ID,
+                    "plugin_type": "propose",
+                    "priority": PRIORITY,
+                    "needs": list(NEEDS),
+                    "execution_interval_seconds": 0,
+                    "hold_policy": "HOLD_LAST",
+                    "kwargs": {key: value for key, value in options.items() if value is not None},
+                }
+            ],
+        },
+    }
