@@ -173,12 +173,10 @@ class Holder:
             self._drop(client)
             return True
         *lines, self._clients[client] = buffered.split(b"\n")
-        for line in lines:
-            if not self._answer(client, line):
-                return False
-        return True
+        return all(self._answer(client, line) for line in lines)
 
     def _answer(self, client: socket.socket, line: bytes) -> bool:
+        """Returns False when the house is to end."""
         what: object = None
         try:
             request = json.loads(line)

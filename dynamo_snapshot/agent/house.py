@@ -1,0 +1,263 @@
+"""Makes and removes a replica's house on this host.
+
+A house is a folder, a fresh pid and mount namespace with the folder bound at a fixed path, a private
+``/proc`` and ``/dev/shm``, a cgroup where there are any, and a holder as pid 1. :class:`Houses` is all
+that the pipelines know of it: on Kubernetes the kubelet makes the house instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dynamo_snapshot.agent.cgroups import Cgroups
+from dynamo_snapshot.agent.control import ControlDirectory
+from dynamo_snapshot.agent.holder_client import HolderClient
+from dynamo_snapshot.agent.process import Process, children, inner_pid, marked_processes, spawn, wait_pid
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Exit, Reason, decode
+from worker_hooks import holder
+
+MOUNT_POINT = Path(holder.HOUSE)
+MARK = "DYNAMO_SNAPSHOT_HOUSE"
+"""Names the house's folder in the environment of every process that serves it; a worker has its own environment."""
+
+_END_S = 10.0
+_ENTER = '[ -z "$1" ] || echo 0 >"$1/cgroup.procs" || exit; shift; exec "$@"'
+_SET_UP = 'mount --bind "$1" "$2" && mount -t tmpfs -o nosuid,nodev,mode=1777 tmpfs /dev/shm && exec "$3" -I -S "$4"'
+
+
+@dataclass
+class House:
+    """One replica's house, with its holder listening."""
+
+    path: Path
+    holder: HolderClient
+    cgroup: Path | None = None
+    process: Process | None = field(default=None, repr=False)
+    """What started it; None if it was found after the agent's own start."""
+
+    @property
+    def control(self) -> ControlDirectory:
+        return ControlDirectory(self.path / holder.CONTROL)
+
+    @property
+    def log(self) -> Path:
+        return self.path / holder.WORKER_LOG
+
+    @property
+    def shm(self) -> Path:
+        """The private ``/dev/shm``, seen from the host."""
+        return Path(f"/proc/{self.holder.pid}/root/dev/shm")
+
+    def host_pid(self, inner: int) -> int | None:
+        """How the host numbers the holder's child ``inner``; None if there is none."""
+        return next((pid for pid in children(self.holder.pid) if inner_pid(pid) == inner), None)
+
+    def command(self, *command: str) -> list[str]:
+        """``command`` run as root of the host, but in the house's namespaces and cgroup."""
+        inside = ["nsenter", f"--target={self.holder.pid}", "--mount", "--pid", "--", *command]
+        return ["sh", "-c", _ENTER, "sh", str(self.cgroup or ""), *inside]
+
+    def environment(self) -> dict[str, str]:
+        """For processes that serve this house, so that they can be found if the agent dies beside them."""
+        return {"PATH": os.environ.get("PATH", os.defpath), MARK: str(self.path)}
+
+
+class Houses(Protocol):
+    """Who makes houses, and takes them away."""
+
+    async def make(self, replica_id: str, memory_limit_bytes: int | None) -> House:
+        """Returns a new house with its holder in stand-by; raises ``holder_failed`` and leaves nothing otherwise."""
+
+    async def find(self, replica_id: str) -> House | None:
+        """Returns the house of an earlier agent whose holder still lives; None if there is none."""
+
+    def exit_of(self, replica_id: str) -> Exit | None:
+        """How the worker of a house ended, by its holder's record."""
+
+    async def remove(self, replica_id: str) -> None:
+        """Ends every process of the house and removes all of it; does nothing if there is none."""
+
+    def existing(self) -> list[str]:
+        """The replicas of which anything is left here."""
+
+
+class HostHouses:
+    """Houses in ``<runtime_dir>/replicas`` of this host."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._replicas = runtime_dir / "replicas"
+        self._cgroups = Cgroups(runtime_dir)
+        self._processes: dict[str, Process] = {}
+
+    def path(self, replica_id: str) -> Path:
+        return self._replicas / replica_id
+
+    async def make(self, replica_id: str, memory_limit_bytes: int | None) -> House:
+        path = self.path(replica_id)
+        try:
+            (path / holder.CONTROL).mkdir(parents=True)
+            (path / holder.LOGS).mkdir()
+            lock = _lock_mount_point()
+        except PermissionError as error:
+            raise _not_privileged(f"{error.filename}: {error.strerror}") from error
+        except OSError as error:
+            raise SnapshotError(Reason.HOLDER_FAILED, f"{error.filename}: {error.strerror}") from error
+        cgroup = self._cgroups.make(replica_id, memory_limit_bytes)
+        errors = path / holder.LOGS / "holder.log"
+        try:
+            with errors.open("wb") as stderr:
+                process = spawn(
+                    [
+                        "sh", "-c", _ENTER, "sh", str(cgroup or ""),
+                        "unshare", "--fork", "--pid", "--mount", "--propagation", "private", "--mount-proc",
+                        "sh", "-c", _SET_UP, "sh", str(path), str(MOUNT_POINT), sys.executable, holder.__file__,
+                    ],
+                    environment={"PATH": os.environ.get("PATH", os.defpath), MARK: str(path)},
+                    stdout=subprocess.PIPE,
+                    stderr=stderr.fileno(),
+                    keep=[lock],
+                )  # fmt: skip
+        finally:
+            os.close(lock)
+        self._processes[replica_id] = process
+        try:
+            await _wait_ready(process)
+            client = await HolderClient.connect(path)
+        except OSError as error:
+            text = errors.read_text(errors="replace").strip() or str(error)
+            if "Operation not permitted" in text or "Permission denied" in text:
+                raise _not_privileged(text.splitlines()[0]) from error
+            raise SnapshotError(Reason.HOLDER_FAILED, f"the house of {replica_id} could not be made: {text}") from error
+        return House(path, client, cgroup, process)
+
+    async def find(self, replica_id: str) -> House | None:
+        path = self.path(replica_id)
+        try:
+            client = await HolderClient.connect(path)
+        except OSError:
+            return None
+        return House(path, client, self._cgroups.find(replica_id))
+
+    def exit_of(self, replica_id: str) -> Exit | None:
+        try:
+            return decode((self.path(replica_id) / holder.EXIT_FILE).read_bytes(), Exit)
+        except FileNotFoundError:
+            return None
+
+    async def remove(self, replica_id: str) -> None:
+        path = self.path(replica_id)
+        group = self._cgroups.find(replica_id)
+        process = self._processes.pop(replica_id, None)
+        if path.exists() or group is not None:
+            await self._end(path, group)
+        if process is not None:
+            await process.wait()
+        if group is not None:
+            await self._remove_group(group)
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    def existing(self) -> list[str]:
+        folders = {path.name for path in self._replicas.iterdir()} if self._replicas.is_dir() else set()
+        return sorted(folders | {group.name for group in self._cgroups.existing()})
+
+    def dismantle(self) -> None:
+        """Removes what all houses share, unless another agent's houses still use it."""
+        self._cgroups.remove_base()
+        with contextlib.suppress(OSError):
+            self._replicas.rmdir()
+        remove_mount_point()
+
+    async def _end(self, path: Path, group: Path | None) -> None:
+        # Twice: what was just being forked by a process is found once its maker is dead.
+        for _ in range(2):
+            pids = set(marked_processes(MARK, str(path)))
+            if group is not None:
+                pids.update(Cgroups.processes(group))
+            if not pids:
+                return
+            # The holder is among them: with pid 1 of the namespace goes everything in it.
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if group is not None:
+                Cgroups.kill(group)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*(wait_pid(pid) for pid in pids)), _END_S)
+
+    async def _remove_group(self, group: Path) -> None:
+        deadline = asyncio.get_running_loop().time() + _END_S
+        while True:
+            try:
+                self._cgroups.remove(group)
+                return
+            except OSError:  # the kernel counts a process in for a moment after its end
+                if asyncio.get_running_loop().time() > deadline:
+                    return
+                await asyncio.sleep(0.005)
+
+
+def _lock_mount_point() -> int:
+    """Returns a descriptor whose shared lock keeps :data:`MOUNT_POINT` from being removed while it is open.
+
+    Removing a folder that is a mount point in another namespace unmounts it there: that must never
+    happen to a living house, whichever agent made it. The holder inherits the lock.
+    """
+    while True:
+        MOUNT_POINT.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(MOUNT_POINT, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # removed between the two calls
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(MOUNT_POINT).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def remove_mount_point() -> None:
+    """Removes :data:`MOUNT_POINT` if no house on this host uses it."""
+    try:
+        descriptor = os.open(MOUNT_POINT, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        MOUNT_POINT.rmdir()
+        MOUNT_POINT.parent.rmdir()
+    except OSError:
+        pass  # in use, or the folder above holds other things
+    finally:
+        os.close(descriptor)
+
+
+async def _wait_ready(process: Process) -> None:
+    """Returns when the holder says that it listens; raises ``ConnectionError`` if it ends instead."""
+    assert process.stdout is not None
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+    try:
+        if (await reader.readline()).decode().strip() != holder.READY_LINE:
+            raise ConnectionError(f"its first process ended with status {await process.wait()}")
+    finally:
+        transport.close()
+
+
+def _not_privileged(what: str) -> SnapshotError:
+    return SnapshotError(
+        Reason.NOT_PRIVILEGED,
+        f"namespaces and mounts for a replica cannot be made: {what}",
+        "Run the agent as root, or with CAP_SYS_ADMIN in a container.",
+    )
