@@ -1,11 +1,27 @@
-"""The control directory: file names, variables, and how both sides write and wait.
+"""The control directory: file names, variables, and how both sides write, read and wait.
 
 The names are NVIDIA Snapshot's public contract and ``dynamo.common.snapshot``'s; a test holds them
 against the installed ``dynamo.common.snapshot.constants``. ``worker-state.json`` is this project's
 own addition: what the worker's lifecycle says, for the agent to read.
+
+Every file appears by a rename, so a reader sees all of it or nothing. Nothing is fsynced: no process
+that a file here speaks to outlives the machine's boot.
 """
 
 from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from worker_hooks.inotify import DirectoryWatch
+from worker_hooks.reasons import HookError, HookReason
 
 CONTROL_DIR_ENV = "SNAPSHOT_CONTROL_DIR"
 """Set: the worker is to become ready-for-snapshot and wait there."""
@@ -14,9 +30,237 @@ LEGACY_CONTROL_DIR_ENV = "DYN_SNAPSHOT_CONTROL_DIR"
 STANDBY_ENV = "SNAPSHOT_RESTORE_STANDBY"
 STATE_DIR_ENV = "DYNAMO_SNAPSHOT_STATE_DIR"
 """Where the worker keeps ``worker-state.json``: its control directory, set whether or not a capture is wanted."""
+INCARNATION_ENV = "DYNAMO_SNAPSHOT_INCARNATION"
+"""The incarnation that a cold start begins; a restore context overrides it."""
+DRAIN_TIMEOUT_ENV = "DYNAMO_SNAPSHOT_DRAIN_TIMEOUT_S"
+"""Seconds that requests in flight get after SIGTERM."""
 
 READY_FOR_SNAPSHOT = "ready-for-snapshot"
 SNAPSHOT_COMPLETE = "snapshot-complete"
 RESTORE_COMPLETE = "restore-complete"
 RESTORE_CONTEXT = "restore-context.json"
 WORKER_STATE = "worker-state.json"
+
+RECHECK_S = 1.0
+"""How long a wait trusts inotify before it looks again by itself."""
+
+
+@dataclass(frozen=True)
+class RestoreContext:
+    """What an incarnation is told of itself: variables to set (or, with None, to unset) and its name."""
+
+    env: Mapping[str, str | None]
+    incarnation: str | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """What ended the wait at ready-for-snapshot.
+
+    ``captured`` means ``snapshot-complete``: by NVIDIA Snapshot's contract the worker ends. Otherwise
+    it was ``restore-complete``, for the incarnation it names; None when its writer named none.
+    """
+
+    captured: bool
+    incarnation: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """``worker-state.json``: the worker's lifecycle as the worker itself sees it, wall-clock seconds."""
+
+    state: str
+    since: float
+    incarnation: str | None
+    pid: int
+    """In the worker's own pid namespace."""
+    reason: str | None = None
+    message: str = ""
+    self_test_at: float | None = None
+    """When this incarnation passed its self-test."""
+    history: tuple[tuple[str, float], ...] = ()
+    """Each state and when it began, the states before a capture included."""
+    evidence: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerState:
+        """Raises ``ValueError`` where ``text`` is not a worker state."""
+        try:
+            content = json.loads(text)
+            history = tuple((str(state), float(at)) for state, at in content.pop("history", ()))
+            return cls(history=history, **content)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"not a worker state: {error}") from error
+
+
+class ControlDirectory:
+    """One worker's control directory, from either side."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"ControlDirectory({str(self.path)!r})"
+
+    # --- the worker's side
+
+    def prepare(self) -> None:
+        """Makes the directory and removes what an earlier incarnation left: stale files never count."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in (READY_FOR_SNAPSHOT, SNAPSHOT_COMPLETE, RESTORE_COMPLETE, RESTORE_CONTEXT, WORKER_STATE):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_ready(self) -> None:
+        self._write(READY_FOR_SNAPSHOT, "ready")
+
+    def remove_ready(self) -> None:
+        """After a release: the worker is not ready any more. ``restore-complete`` stays, the kubelet reads it too."""
+        (self.path / READY_FOR_SNAPSHOT).unlink(missing_ok=True)
+
+    def write_state(self, state: WorkerState) -> None:
+        self._write(WORKER_STATE, state.to_json())
+
+    def read_restore_context(self) -> RestoreContext:
+        """Returns the restore context.
+
+        Raises:
+            HookError: ``restore_context_missing`` or ``restore_context_corrupt``.
+        """
+        path = self.path / RESTORE_CONTEXT
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise HookError(HookReason.RESTORE_CONTEXT_MISSING, f"{path} does not exist") from error
+        except (OSError, ValueError) as error:
+            raise HookError(HookReason.RESTORE_CONTEXT_CORRUPT, f"{path} cannot be read: {error}") from error
+        problem = _context_problem(content)
+        if problem:
+            raise HookError(HookReason.RESTORE_CONTEXT_CORRUPT, f"{path}: {problem}")
+        return RestoreContext(env=content["env"], incarnation=content.get("incarnation"))
+
+    def release(self) -> Release | None:
+        """What the directory says now; None: go on waiting."""
+        if (self.path / SNAPSHOT_COMPLETE).exists():
+            return Release(captured=True)
+        try:
+            content = (self.path / RESTORE_COMPLETE).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        first = content.partition("\n")[0]
+        return Release(
+            captured=False, incarnation=first.removeprefix("incarnation=") if "incarnation=" in first else None
+        )
+
+    def wait_release(self, timeout: float | None = None) -> Release | None:
+        """Blocks until the worker is released, or ``timeout`` seconds have passed (None: returned)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with DirectoryWatch(self.path) as watch:
+            poll = select.poll()
+            poll.register(watch.fileno(), select.POLLIN)
+            while (release := self.release()) is None:
+                left = RECHECK_S if deadline is None else min(RECHECK_S, deadline - time.monotonic())
+                if left <= 0:
+                    return None
+                if poll.poll(left * 1000):
+                    watch.drain()
+                else:
+                    watch.renew()
+        return release
+
+    async def wait_release_async(self) -> Release:
+        """Returns once the worker is released.
+
+        The process may be frozen in here, and go on in another mount namespace where another directory
+        lies at the same path. CRIU carries the inotify watch over by that path; should it have bound it to
+        the source's directory instead, the watch is renewed after :data:`RECHECK_S`, or at once on SIGCONT,
+        which the agent may send (a process that does not know it ignores it).
+        """
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        with DirectoryWatch(self.path) as watch:
+
+            def look_again() -> None:
+                watch.drain()
+                changed.set()
+
+            def continued() -> None:
+                watch.renew()
+                changed.set()
+
+            loop.add_reader(watch.fileno(), look_again)
+            handles_signals = _add_signal_handler(loop, signal.SIGCONT, continued)
+            try:
+                while True:
+                    changed.clear()
+                    if (release := self.release()) is not None:
+                        return release
+                    try:
+                        await asyncio.wait_for(changed.wait(), RECHECK_S)
+                    except TimeoutError:
+                        watch.renew()
+            finally:
+                loop.remove_reader(watch.fileno())
+                if handles_signals:
+                    loop.remove_signal_handler(signal.SIGCONT)
+
+    # --- the agent's side
+
+    def write_restore_context(self, context: RestoreContext) -> None:
+        """Comes before :meth:`write_restore_complete`, and after the worker's boot, which removes stale ones."""
+        content = {"env": dict(context.env), "incarnation": context.incarnation}
+        self._write(RESTORE_CONTEXT, json.dumps(content, sort_keys=True) + "\n")
+
+    def write_restore_complete(self, incarnation: str) -> None:
+        """Releases the worker as ``incarnation``; naming the one it already is lets it go on unchanged."""
+        self._write(RESTORE_COMPLETE, f"incarnation={incarnation}\n")
+
+    def ready(self) -> bool:
+        return (self.path / READY_FOR_SNAPSHOT).exists()
+
+    def read_state(self) -> WorkerState | None:
+        """The worker's state; None while there is none. Raises ``ValueError`` where it is not a state."""
+        try:
+            return WorkerState.from_json((self.path / WORKER_STATE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, content: str) -> None:
+        temporary = self.path / f".{name}.{os.getpid()}.tmp"
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(self.path / name)
+
+
+def control_directory(environ: Mapping[str, str]) -> ControlDirectory | None:
+    """The directory that ``environ`` names, for the state or for a capture; None: nobody watches this worker."""
+    path = environ.get(STATE_DIR_ENV) or capture_directory(environ)
+    return ControlDirectory(Path(path)) if path else None
+
+
+def capture_directory(environ: Mapping[str, str]) -> str | None:
+    """Where a capture is wanted; None: it is not."""
+    return environ.get(CONTROL_DIR_ENV) or environ.get(LEGACY_CONTROL_DIR_ENV) or None
+
+
+def _context_problem(content: object) -> str | None:
+    if not isinstance(content, dict):
+        return f"expected an object, found {type(content).__name__}"
+    if not isinstance(content.get("env"), dict):
+        return "expected an object under 'env'"
+    for name, value in content["env"].items():
+        if value is not None and not isinstance(value, str):
+            return f"env {name}: expected a string or null, found {type(value).__name__}"
+    incarnation = content.get("incarnation")
+    if incarnation is not None and not isinstance(incarnation, str):
+        return f"incarnation: expected a string, found {type(incarnation).__name__}"
+    return None
+
+
+def _add_signal_handler(loop: asyncio.AbstractEventLoop, number: int, handler: object) -> bool:
+    try:
+        loop.add_signal_handler(number, handler)  # type: ignore[arg-type]  # any callable; typeshed wants the exact one
+    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread: the net of RECHECK_S remains
+        return False
+    return True
