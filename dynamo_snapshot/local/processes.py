@@ -34,6 +34,7 @@ def fleet_environment(fleet: Fleet, etcd_url: str, nats_url: str) -> dict[str, s
         "DYN_TCP_RESPONSE_STREAM_HOST": LOOPBACK,
         "DYN_SYSTEM_HOST": LOOPBACK,
         "HF_HUB_OFFLINE": "1",
+        "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         RUNTIME_DIR_TAG: str(fleet.agent.runtime_dir),
     }
 

@@ -1,0 +1,89 @@
+"""Puts the page together: verdict, figures, timeline, starts, checks, decisions, host."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from dynamo_snapshot.local.report.starts import starts
+from dynamo_snapshot.local.report.svg import STATE_FILLS, element
+from dynamo_snapshot.local.report.timeline import timeline
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def render(result: dict[str, Any]) -> str:
+    """Returns the whole page for a demo's result as the command's ``--json`` writes it."""
+    checks = result["checks"]
+    failed = [check["name"] for check in checks if not check["passed"]]
+    verdict = f"All {len(checks)} checks passed" if not failed else f"{len(failed)} of {len(checks)} checks failed"
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        verdict=escape(verdict),
+        verdict_class="good" if not failed else "bad",
+        mark="✓" if not failed else "✗",
+        what=escape(result["what"]),
+        tiles="".join(_tile(*tile) for tile in _figures(result)),
+        timeline=timeline(result),
+        legend=_legend(),
+        restores=_section("Every restore, enlarged", starts(result["orders"], "restore")),
+        cold_starts=_section("Cold starts, on a scale of their own", starts(result["orders"], "cold_start")),
+        checks=_table(("", "check", "value", "bound"), [_check_row(check) for check in checks]),
+        decisions=_table(("at", "pool", "decision", "because"), _decision_rows(result)),
+        environment=escape(json.dumps(result["environment"], indent=2)),
+    )
+
+
+def _figures(result: dict[str, Any]) -> list[tuple[str, str]]:
+    requests, restore, cold = result["requests"], result["restore"], result["cold_start"]
+    replacement = result["replacement"]
+    return [
+        (_seconds(restore["ordered_to_serving_s"]["median"]), "from order to serving, median restore under load"),
+        (_seconds(restore["idle_ordered_to_serving_s"]["median"]), "the same on the idle machine"),
+        (_seconds(cold["ordered_to_serving_s"]), "from order to serving, cold start"),
+        (f"{requests['failed']} of {requests['sent']}", "requests failed"),
+        (str(requests["migrated"]), "requests moved away from the killed worker"),
+        (_seconds(replacement["serving_s"]), "from the kill to its replacement serving"),
+        (str(result["scale_in"]["drained"]), "replicas drained at scale-in"),
+        (str(result["left_behind"]), "things left behind"),
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} s"
+
+
+def _tile(figure: str, meaning: str) -> str:
+    return f'<div class="tile"><b>{escape(figure)}</b><span>{escape(meaning)}</span></div>'
+
+
+def _legend() -> str:
+    items = "".join(f"<span>{_swatch(fill)} {state}</span>" for state, fill in STATE_FILLS.items())
+    return items + "<span>◆ in discovery</span><span>✗ killed</span><span>⏹ drained</span>"
+
+
+def _swatch(fill: str) -> str:
+    return element("svg", element("rect", width=18, height=12, fill=fill, rx=2), width=18, height=12)
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{escape(title)}</h2><div class='card'>{content}</div>" if content else ""
+
+
+def _check_row(check: dict[str, Any]) -> tuple[str, ...]:
+    return ("✓" if check["passed"] else "✗", check["name"], str(check["value"]), check["bound"])
+
+
+def _decision_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    began = result["began_at"]
+    return [
+        (f"{row['at'] - began:.1f} s", row["pool"], row["what"], row["reason"]) for row in result.get("decisions", [])
+    ]
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
