@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from dynamo_snapshot.agent.criu import INSTALLED
 from dynamo_snapshot.agent.criu_probe import probe_criu
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -40,7 +41,7 @@ _BY_HAND = "Install CRIU 4.2 or newer by other means and name it with --criu, ag
 
 def default_folder() -> Path:
     """Where `install-criu` unpacks: inside this Python environment."""
-    return Path(sys.prefix) / "share" / "dynamo-snapshot" / "criu"
+    return (Path(sys.prefix) / INSTALLED).parent
 
 
 def install_criu(

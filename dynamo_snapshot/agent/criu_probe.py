@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import socket
 import subprocess
@@ -14,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dynamo_snapshot.agent import criu as criu_program
+from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Value
 
 _TIMEOUT_S = 30.0
@@ -32,9 +33,6 @@ caller, _ = listener.accept()
 caller.sendall({_GREETING!r})
 """
 
-# CRIU always logs it and goes on.
-_HARMLESS = re.compile(r"rlimit: Can't setup RLIMIT_NOFILE")
-
 
 class CriuProbe(Value, frozen=True):
     """What a probe found."""
@@ -46,21 +44,12 @@ class CriuProbe(Value, frozen=True):
     """The step that failed and CRIU's first error; empty where it works."""
 
 
-def criu_version(criu: Path) -> str:
-    """Returns the version that ``criu`` names; empty where it does not run or names none."""
-    try:
-        output = subprocess.run([criu, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    match = re.search(r"^Version: (\S+)", output.stdout, re.MULTILINE)
-    return match[1] if match else ""
-
-
 def probe_criu(criu: Path) -> CriuProbe:
     """Dumps and restores a small process with ``criu``, the restore in namespaces of its own; takes about 0.5 s."""
-    version = criu_version(criu)
-    if not version:
-        return CriuProbe(version="", works=False, problem=f"{criu} does not run")
+    try:
+        version = criu_program.version(criu)
+    except SnapshotError as error:
+        return CriuProbe(version="", works=False, problem=error.message)
     with tempfile.TemporaryDirectory(prefix="dynamo-snapshot-probe-") as folder:
         problem = _round_trip(criu, Path(folder))
     return CriuProbe(version=version, works=not problem, problem=problem)
@@ -98,16 +87,16 @@ def _start_source(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def _dump(criu: Path, folder: Path, pid: int) -> str:
-    command = [str(criu), "dump", "-t", str(pid), "-D", str(folder), "-o", "dump.log", "-v1"]
+    command = [str(criu), "dump", "-t", str(pid), "-D", str(folder), "-o", "dump.log", "-v4"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False)
-    return f"dump: {_first_error(folder / 'dump.log', done.stderr)}" if done.returncode else ""
+    return f"dump: {_why(folder / 'dump.log', done.stderr)}" if done.returncode else ""
 
 
 def _restore(criu: Path, folder: Path, port: int) -> str:
     # In a pid namespace of its own the old number is free, and all in it ends with its init, the shell.
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     command += ["sh", "-c", '"$@" && echo restored && read -r _', "sh"]
-    command += [str(criu), "restore", "-d", "-D", str(folder), "-o", "restore.log", "-v1"]
+    command += [str(criu), "restore", "-d", "-D", str(folder), "-o", "restore.log", "-v4"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as init:
         try:
             assert init.stdout
@@ -115,7 +104,7 @@ def _restore(criu: Path, folder: Path, port: int) -> str:
                 return f"restore did not end within {_TIMEOUT_S:.0f} s"
             if not init.stdout.readline():
                 assert init.stderr
-                return f"restore: {_first_error(folder / 'restore.log', init.stderr.read())}"
+                return f"restore: {_why(folder / 'restore.log', init.stderr.read())}"
             with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as caller:
                 answer = caller.recv(len(_GREETING), socket.MSG_WAITALL)
             return "" if answer == _GREETING else "restore: the restored process does not answer on its socket"
@@ -125,10 +114,6 @@ def _restore(criu: Path, folder: Path, port: int) -> str:
             init.kill()
 
 
-def _first_error(log: Path, stderr: bytes) -> str:
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = stderr.decode(errors="replace").splitlines()
-    errors = [line for line in lines if "Error" in line and not _HARMLESS.search(line)]
-    return re.sub(r"^\(\d+\.\d+\)\s*(\d+:)?\s*", "", (errors or lines or ["no message"])[0]).strip()
+def _why(log: Path, stderr: bytes) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return criu_program.first_error(text) or stderr.decode(errors="replace").strip()[-300:] or "it gave no reason"
