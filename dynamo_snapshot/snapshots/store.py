@@ -26,6 +26,11 @@ from dynamo_snapshot.snapshots.manifest import IMAGES, MANIFEST, Manifest, decod
 from dynamo_snapshot.snapshots.staging import Staging
 
 
+def pool_of(snapshot_id: str) -> str:
+    """Returns the pool that a snapshot's id names; the whole id where it is not one of :meth:`SnapshotStore.stage`."""
+    return snapshot_id.rsplit("-", 3)[0]
+
+
 class SnapshotStore:
     """The snapshots below one folder.
 

@@ -11,9 +11,11 @@ import pytest
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots import staging as staging_module
+from dynamo_snapshot.snapshots.collection import collect
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, compatibility_key
 from dynamo_snapshot.snapshots.manifest import Capture
-from dynamo_snapshot.snapshots.store import SnapshotStore
+from dynamo_snapshot.snapshots.retention import RetentionPolicy
+from dynamo_snapshot.snapshots.store import SnapshotStore, pool_of
 
 PARTS = CompatibilityParts(
     engine="mocker",
@@ -48,8 +50,8 @@ def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "store")
 
 
-def publish(store: SnapshotStore, files: dict[str, bytes] = FILES) -> str:
-    with store.stage("decode") as staging:
+def publish(store: SnapshotStore, files: dict[str, bytes] = FILES, pool: str = "decode") -> str:
+    with store.stage(pool) as staging:
         for path, data in files.items():
             (staging.path / path).parent.mkdir(parents=True, exist_ok=True)
             (staging.path / path).write_bytes(data)
@@ -290,3 +292,18 @@ def test_images_are_private_and_read_only(store: SnapshotStore) -> None:
     assert store.root.stat().st_mode & 0o077 == 0
     assert store.images(snapshot_id).stat().st_mode & 0o077 == 0
     assert (store.images(snapshot_id) / "pages-1.img").stat().st_mode & 0o777 == 0o400
+
+
+def test_collection_keeps_to_the_pools_it_is_told_of_and_to_what_is_not_used(tmp_path: Path) -> None:
+    now = 1_700_000_000.0
+    store = SnapshotStore(tmp_path, clock=lambda: now)
+    made = []
+    for _ in range(4):
+        made.append(publish(store, {"a": b"a"}, "a-pool"))
+        now += 10
+    other = publish(store, {"a": b"a"}, "other")
+    assert {pool_of(snapshot_id) for snapshot_id in made} == {"a-pool"}
+    with store.use(made[0]):
+        gone = collect(store, {"a-pool": RetentionPolicy(keep=1)}, (), now)
+    assert [removal.id for removal in gone] == [made[1], made[2], made[3]]
+    assert {summary.id for summary in store.list()} == {made[0], other}
