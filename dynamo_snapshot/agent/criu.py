@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_snapshot.agent.house import House
+from dynamo_snapshot.agent.house import LOG_INSIDE, House
 from dynamo_snapshot.agent.process import spawn
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -118,7 +118,7 @@ class Criu:
         log = house.path / holder.LOGS / "criu-restore.log"
         # The log is opened by the shell inside the house: a file opened outside could not be captured again.
         command = [
-            "sh", "-c", _WITH_LOG, "sh", f"{holder.HOUSE}/{holder.WORKER_LOG}",
+            "sh", "-c", _WITH_LOG, "sh", LOG_INSIDE,
             str(self.path), "restore", "--restore-detached",
             "--inherit-fd", f"fd[{_LOG_DESCRIPTOR}]:{log_path.lstrip('/')}",
             *_files(images, log), *_COMMON,

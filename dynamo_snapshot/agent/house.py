@@ -28,6 +28,8 @@ from dynamo_snapshot.model import Exit, Reason, decode
 from worker_hooks import holder
 
 MOUNT_POINT = Path(holder.HOUSE)
+CONTROL_INSIDE = f"{holder.HOUSE}/{holder.CONTROL}"
+LOG_INSIDE = f"{holder.HOUSE}/{holder.WORKER_LOG}"
 MARK = "DYNAMO_SNAPSHOT_HOUSE"
 """Names the house's folder in the environment of every process that serves it; a worker has its own environment."""
 
@@ -91,6 +93,9 @@ class Houses(Protocol):
     def existing(self) -> list[str]:
         """The replicas of which anything is left here."""
 
+    async def quiet(self, house: House, timeout_s: float) -> None:
+        """Returns once nothing of an earlier agent works on ``house`` any more; kills that after the timeout."""
+
 
 class HostHouses:
     """Houses in ``<runtime_dir>/replicas`` of this host."""
@@ -150,10 +155,7 @@ class HostHouses:
         return House(path, client, self._cgroups.find(replica_id))
 
     def exit_of(self, replica_id: str) -> Exit | None:
-        try:
-            return decode((self.path(replica_id) / holder.EXIT_FILE).read_bytes(), Exit)
-        except FileNotFoundError:
-            return None
+        return read_exit(self.path(replica_id))
 
     async def remove(self, replica_id: str) -> None:
         path = self.path(replica_id)
@@ -170,6 +172,16 @@ class HostHouses:
     def existing(self) -> list[str]:
         folders = {path.name for path in self._replicas.iterdir()} if self._replicas.is_dir() else set()
         return sorted(folders | {group.name for group in self._cgroups.existing()})
+
+    async def quiet(self, house: House, timeout_s: float) -> None:
+        helpers = _helpers(house)
+        try:
+            # A CRIU that is killed in the middle of a dump may leave its worker broken: it is waited for first.
+            await asyncio.wait_for(asyncio.gather(*(wait_pid(pid) for pid in helpers)), timeout_s)
+        except TimeoutError:
+            for pid in helpers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(os.getpgid(pid), signal.SIGKILL)
 
     def dismantle(self) -> None:
         """Removes what all houses share, unless another agent's houses still use it."""
@@ -207,6 +219,14 @@ class HostHouses:
                 await asyncio.sleep(0.005)
 
 
+def read_exit(house: Path) -> Exit | None:
+    """How the worker of the house in ``house`` ended, by its holder's record; None: no record."""
+    try:
+        return decode((house / holder.EXIT_FILE).read_bytes(), Exit)
+    except FileNotFoundError:
+        return None
+
+
 def _lock_mount_point() -> int:
     """Returns a descriptor whose shared lock keeps :data:`MOUNT_POINT` from being removed while it is open.
 
@@ -240,6 +260,16 @@ def remove_mount_point() -> None:
         pass  # in use, or the folder above holds other things
     finally:
         os.close(descriptor)
+
+
+def _helpers(house: House) -> list[int]:
+    """What serves ``house`` beside its holder: it was started in a session of its own."""
+    found = []
+    for pid in marked_processes(MARK, str(house.path)):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) != os.getsid(house.holder.pid):
+                found.append(pid)
+    return found
 
 
 async def _wait_ready(process: Process) -> None:

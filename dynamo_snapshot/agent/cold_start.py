@@ -1,0 +1,86 @@
+"""Cold start: a house, the worker's command in it, and the wait until it serves.
+
+With a capture wanted the worker stops at ready-for-snapshot, and is held there until a capture has let it
+go, or until none came in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from dynamo_snapshot.agent.control import REGISTERED
+from dynamo_snapshot.agent.house import LOG_INSIDE
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.model import Order, Way, WorkerSpec
+
+log = structlog.get_logger()
+
+
+class ColdStart:
+    """The steps of one cold start, by the names of its phases."""
+
+    def __init__(self, node: Node, order: Order, spec: WorkerSpec, replica: Replica | None = None) -> None:
+        self._node, self._order, self._spec = node, order, spec
+        self.replica = replica
+        """The one it makes; given where an earlier agent has already begun it."""
+
+    async def admit(self) -> None:
+        self.replica = self._node.admit(self._order, self._spec, Way.COLD_START)
+
+    async def house(self) -> None:
+        replica = self._replica
+        replica.move_in(await self._node.houses.make(replica.id, self._spec.memory_limit_bytes))
+
+    async def start(self) -> None:
+        replica = self._replica
+        assert replica.house is not None
+        environment = self._node.worker_environment(replica)
+        pid = await replica.house.holder.start(list(self._spec.command), environment, "/", LOG_INSIDE)
+        replica.locate(pid)
+
+    async def boot(self) -> None:
+        replica = self._replica
+        await replica.until(lambda: True if replica.ready_at or is_registered(replica) else None)
+
+    async def hold(self) -> None:
+        replica = self._replica
+        if not replica.record.capture or is_registered(replica):
+            return
+        try:
+            async with asyncio.timeout(self._node.settings.release_after_s):
+                await replica.until(lambda: True if replica.capturing or replica.released else None)
+        except TimeoutError:
+            log.info("no capture was ordered: the worker goes on", replica=replica.id)
+            replica.let_go(self._node.release_environment(replica))
+        await replica.until(lambda: True if replica.released else None)
+
+    async def resume(self) -> None:
+        await registered(self._node, self._replica)
+
+    async def remove_house(self) -> None:
+        """Undo: ends the worker, its house, and the replica."""
+        if self.replica is not None:
+            await self._node.forget(self.replica)
+
+    async def give_back(self) -> None:
+        """Undo: the replica's place and port."""
+        if self.replica is not None and self._node.replicas.get(self.replica.id) is self.replica:
+            await self._node.forget(self.replica)
+
+    @property
+    def _replica(self) -> Replica:
+        assert self.replica is not None
+        return self.replica
+
+
+def is_registered(replica: Replica) -> bool:
+    return replica.state is not None and replica.state.state == REGISTERED
+
+
+async def registered(node: Node, replica: Replica) -> None:
+    """Returns once the worker says that it has registered; from then on it survives this agent."""
+    await replica.until(lambda: True if is_registered(replica) else None)
+    node.note(replica, served=True)

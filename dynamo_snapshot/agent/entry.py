@@ -1,0 +1,92 @@
+"""Puts a node agent together from a fleet's configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
+from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.house import HostHouses
+from dynamo_snapshot.agent.journal import Journal
+from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
+from dynamo_snapshot.agent.service import AgentService
+from dynamo_snapshot.bus.interface import Bus
+from dynamo_snapshot.config import Agent as Settings
+from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+from dynamo_snapshot.snapshots.store import SnapshotStore
+from worker_hooks.guard import scan
+
+JOURNAL = Path("agent", "journal")
+LOCK = Path("agent", "lock")
+
+
+async def run_agent(
+    fleet: Fleet, node: str, bus: Bus, stop: asyncio.Event, *, discoverable: Discoverable = nowhere
+) -> None:
+    """Runs ``fleet``'s agent as ``node`` until ``stop`` is set; replicas that serve live on and are adopted later.
+
+    Args:
+        discoverable: asked before a capture whether an instance with this TCP port is registered.
+
+    Raises:
+        SnapshotError: ``criu_missing``, ``not_privileged``, or ``internal_error`` where another agent runs.
+    """
+    lock = hold_runtime_dir(fleet.agent.runtime_dir)
+    try:
+        made, compatibility = build_node(fleet.agent, discoverable)
+        policies = {name: pool.snapshot for name, pool in fleet.pools.items()}
+        await AgentService(node, made, bus, compatibility, policies).run(stop)
+    finally:
+        os.close(lock)
+
+
+def build_node(settings: Settings, discoverable: Discoverable = nowhere) -> tuple[Node, CompatibilityCache]:
+    """Returns a node of this host, with its journal read. Blocks for some 50 ms."""
+    # Workers and what they are compatible with are looked up alike: beside this Python first.
+    beside = str(Path(sys.executable).parent)
+    search = os.environ.get("PATH", os.defpath)
+    if beside not in search.split(os.pathsep):
+        os.environ["PATH"] = f"{beside}{os.pathsep}{search}"
+    criu = Criu.locate(settings.criu)
+    compatibility = CompatibilityCache(criu.version)
+    node = Node(
+        settings=settings,
+        houses=HostHouses(settings.runtime_dir),
+        store=SnapshotStore(settings.store_dir),
+        criu=criu,
+        journal=Journal(settings.runtime_dir / JOURNAL),
+        parts=compatibility,
+        guard=scan,
+        discoverable=discoverable,
+    )
+    return node, compatibility
+
+
+def hold_runtime_dir(runtime_dir: Path) -> int:
+    """Returns a descriptor whose lock makes this process the only agent of ``runtime_dir``."""
+    path = runtime_dir / LOCK
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SnapshotError(
+            Reason.NOT_PRIVILEGED,
+            f"{error.filename}: {error.strerror}",
+            "Run the agent as root, or name another agent.runtime_dir.",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SnapshotError(
+            Reason.INTERNAL_ERROR,
+            f"another agent works in {runtime_dir}",
+            "Stop it first, or give each fleet an agent.runtime_dir of its own.",
+        ) from None
+    return descriptor

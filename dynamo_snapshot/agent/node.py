@@ -1,0 +1,180 @@
+"""What the pipelines of one node share: its replicas, and the tools to make and end them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.house import CONTROL_INSIDE, Houses
+from dynamo_snapshot.agent.journal import Journal, ReplicaGone, ReplicaNoted, ReplicaRecord
+from dynamo_snapshot.agent.ports import Ports
+from dynamo_snapshot.agent.process import KILL_GRACE_S
+from dynamo_snapshot.agent.replica import Replica, new_incarnation
+from dynamo_snapshot.config import Agent as Settings
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Exit, Order, Reason, Way, WorkerSpec
+from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
+from dynamo_snapshot.snapshots.store import SnapshotStore
+from worker_hooks import control
+
+# The host's own settings that any program needs; all else is the worker's specification.
+_FROM_HOST = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
+
+
+class Guard(Protocol):
+    """Looks at a process tree from outside for what must not be captured."""
+
+    def __call__(self, pid: int) -> Sequence[object]:
+        """Returns what stands in the way of a capture, each finding as text by ``str``. May block."""
+
+
+Discoverable = Callable[[int], Awaitable[bool]]
+"""Whether an instance with this TCP port is registered."""
+Parts = Callable[[str, WorkerSpec], Awaitable[CompatibilityParts]]
+"""What a pool's worker is compatible with, here and now."""
+
+
+def nothing_found(pid: int) -> Sequence[object]:
+    """A guard for programs that are none of ours: CRIU itself is the judge."""
+    return ()
+
+
+async def nowhere(port: int) -> bool:
+    """For a node without discovery."""
+    return False
+
+
+@dataclass
+class Node:
+    """One host's replicas and tools."""
+
+    settings: Settings
+    houses: Houses
+    store: SnapshotStore
+    criu: Criu
+    journal: Journal
+    parts: Parts
+    guard: Guard = nothing_found
+    discoverable: Discoverable = nowhere
+    clock: Callable[[], float] = time.time
+    """Wall-clock seconds."""
+    monotonic: Callable[[], float] = time.monotonic
+    on_change: Callable[[], None] = lambda: None
+    """Called whenever there is something new to report."""
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    distrusted: dict[str, str] = field(default_factory=dict)
+    """Snapshots whose content turned out wrong though their files look untouched: id to what was found."""
+
+    def __post_init__(self) -> None:
+        self.ports = Ports(*self.settings.rpc_ports)
+        self.restore_slots = asyncio.Semaphore(self.settings.max_concurrent_restores)
+
+    def admit(self, order: Order, spec: WorkerSpec, way: Way) -> Replica:
+        """Takes in the replica that ``order`` wants, with a port of its own.
+
+        Raises:
+            SnapshotError: ``node_at_capacity``, ``port_in_use``; ``internal_error`` for an id that is taken.
+        """
+        known = self.replicas.get(order.replica_id)
+        if known is not None and known.exit is None:
+            raise SnapshotError(Reason.INTERNAL_ERROR, f"replica {order.replica_id} is already on this node")
+        alive = sum(replica.exit is None for replica in self.replicas.values())
+        if alive >= self.settings.max_replicas:
+            raise SnapshotError(
+                Reason.NODE_AT_CAPACITY,
+                f"this node has {alive} replicas of at most {self.settings.max_replicas}",
+                "Raise agent.max_replicas in fleet.yaml, or drain one.",
+            )
+        record = ReplicaRecord(
+            replica_id=order.replica_id,
+            pool=order.pool,
+            way=way,
+            incarnation=new_incarnation(),
+            rpc_port=self.ports.take(),
+            spec=spec,
+            order_id=order.id,
+            ordered_at=order.issued_at,
+            capture=order.capture,
+            snapshot_id=order.snapshot_id,
+        )
+        return self.add(record)
+
+    def add(self, record: ReplicaRecord) -> Replica:
+        """Takes in a replica, and notes it in the journal before anything of it exists."""
+        self.journal.append(ReplicaNoted(record=record))
+        self.ports.hold(record.rpc_port)
+        replica = self.replicas[record.replica_id] = Replica(record, self.clock, self.on_change)
+        self.on_change()
+        return replica
+
+    def note(self, replica: Replica, *, served: bool | None = None, incarnation: str | None = None) -> None:
+        """Writes what changed about ``replica`` to the journal."""
+        record = replica.record
+        replica.record = msgspec.structs.replace(
+            record,
+            served=record.served if served is None else served,
+            incarnation=incarnation or record.incarnation,
+        )
+        self.journal.append(ReplicaNoted(record=replica.record))
+
+    async def forget(self, replica: Replica) -> None:
+        """Ends whatever is left of ``replica`` and takes it out of the report."""
+        await replica.close()
+        await self.houses.remove(replica.id)
+        self.ports.release(replica.record.rpc_port)
+        if self.replicas.get(replica.id) is replica:
+            del self.replicas[replica.id]
+        self.journal.append(ReplicaGone(replica_id=replica.id))
+        self.on_change()
+
+    async def end(self, replica: Replica, reason: Reason, message: str) -> Exit:
+        """Kills the worker, and its house if that is not enough; returns how it ended."""
+        if replica.exit is None and replica.ending is None:
+            replica.ending = (reason, message)
+        if replica.exit is None and replica.house is not None:
+            try:
+                await replica.house.holder.signal(signal.SIGKILL)
+                await asyncio.wait_for(replica.gone(), KILL_GRACE_S)
+            except (SnapshotError, TimeoutError):
+                replica.house.holder.end()
+                try:
+                    await asyncio.wait_for(replica.gone(), KILL_GRACE_S)
+                except TimeoutError:
+                    await self.houses.remove(replica.id)
+        return await replica.gone()
+
+    async def drain(self, replica: Replica, timeout_s: float) -> Exit | None:
+        """Asks the worker to finish and go; returns how it did, or None if it has not in ``timeout_s``."""
+        assert replica.house is not None
+        if replica.exit is None:
+            await replica.house.holder.signal(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(replica.gone(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def release_environment(self, replica: Replica) -> dict[str, str]:
+        """What an incarnation has of its own, for its restore context."""
+        return {**replica.record.spec.incarnation_environment, "DYN_TCP_RPC_PORT": str(replica.record.rpc_port)}
+
+    def worker_environment(self, replica: Replica) -> dict[str, str]:
+        """The whole environment of a cold worker."""
+        record = replica.record
+        beside = str(Path(sys.executable).parent)  # so that `python` is the one this project is installed in
+        environment = {name: os.environ[name] for name in _FROM_HOST if name in os.environ}
+        environment["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment |= record.spec.environment | self.release_environment(replica)
+        environment[control.STATE_DIR_ENV] = CONTROL_INSIDE
+        if record.capture:
+            environment[control.CONTROL_DIR_ENV] = environment[control.LEGACY_CONTROL_DIR_ENV] = CONTROL_INSIDE
+        return environment

@@ -1,0 +1,206 @@
+"""Carries out one order at a time, many at once, and makes its outcome.
+
+An order is begun once: its intent is in the journal before, its outcome after. Orders that end a replica
+may be repeated after a crash; they do no harm twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from dynamo_snapshot.agent import phases
+from dynamo_snapshot.agent.capture import Capture
+from dynamo_snapshot.agent.cold_start import ColdStart
+from dynamo_snapshot.agent.journal import Begun, Ended
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.agent.restore import Restore
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Phase, Reason, WorkerSpec
+
+log = structlog.get_logger()
+
+DRAIN_GRACE_S = 5.0
+"""Beyond the worker's own drain timeout, before it is killed."""
+_PIPELINES = {
+    OrderKind.COLD_START: phases.COLD_START,
+    OrderKind.RESTORE: phases.RESTORE,
+    OrderKind.CAPTURE: phases.CAPTURE,
+}
+
+
+class Orders:
+    """The orders of one node that are under way."""
+
+    def __init__(
+        self, node: Node, idle_share: Callable[[], float | None], on_publish: Callable[[], None] = lambda: None
+    ) -> None:
+        self._node, self._idle_share, self._on_publish = node, idle_share, on_publish
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._makers: dict[str, str] = {}
+        """By replica id: the order that is making it."""
+        self._cancelled: dict[str, tuple[Reason, str]] = {}
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        return frozenset(self._tasks)
+
+    def begin(self, order: Order, spec: WorkerSpec, resumed: Replica | None = None) -> None:
+        """Begins ``order`` unless it is under way; ``resumed``: the cold worker that an earlier agent began for it."""
+        if order.id in self._tasks:
+            return
+        self._node.journal.append(Begun(order=order))
+        task = asyncio.create_task(self._carry_out(order, spec, resumed), name=f"order-{order.id}")
+        self._tasks[order.id] = task
+        task.add_done_callback(lambda done: self._done(order.id, done))
+
+    def _done(self, order_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(order_id, None)
+        self._cancelled.pop(order_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an order's outcome could not be kept", order=order_id, cause=str(error), exc_info=error)
+
+    def refuse(self, order: Order, reason: Reason, message: str) -> None:
+        """Ends ``order`` without beginning it."""
+        now = self._node.clock()
+        self._end(
+            Outcome(
+                order_id=order.id,
+                status=OrderStatus.FAILED,
+                started_at=now,
+                finished_at=now,
+                reason=reason.value,
+                message=message,
+            )
+        )
+
+    async def stop(self) -> None:
+        """Takes back all that is under way, for an agent that goes."""
+        for order_id in self._tasks:
+            self._cancelled.setdefault(order_id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, order: Order, spec: WorkerSpec, resumed: Replica | None) -> None:
+        started_at, idle = self._node.clock(), self._idle_share()
+        began = self._node.monotonic()
+        snapshot_id: str | None = None
+        if order.kind in _PIPELINES:
+            self._makers[order.replica_id] = order.id
+            try:
+                result, snapshot_id = await self._run(order, spec, resumed)
+            finally:
+                if order.kind is not OrderKind.CAPTURE:
+                    self._makers.pop(order.replica_id, None)
+        else:
+            result = await self._end_replica(order, spec, began)
+        status, reason, message = self._verdict(order, result)
+        outcome = Outcome(
+            order_id=order.id,
+            status=status,
+            started_at=started_at,
+            finished_at=self._node.clock(),
+            reason=reason.value if reason else None,
+            message=message,
+            phases=result.phases,
+            unaccounted_s=result.unaccounted_s,
+            idle_cpu=idle,
+            snapshot_id=snapshot_id,
+        )
+        self._end(outcome)
+        await self._node.journal.synced()
+
+    async def _run(self, order: Order, spec: WorkerSpec, resumed: Replica | None) -> tuple[phases.Result, str | None]:
+        node = self._node
+        capture = Capture(node, order, self._on_publish) if order.kind is OrderKind.CAPTURE else None
+        steps: object
+        if capture is not None:
+            steps = capture
+        elif order.kind is OrderKind.RESTORE:
+            steps = Restore(node, order, spec)
+        else:
+            steps = ColdStart(node, order, spec, resumed)
+        result = await phases.run(
+            _PIPELINES[order.kind],
+            steps,
+            order_id=order.id,
+            limits=phases.Limits(
+                phases=node.settings.deadlines,
+                boot_timeout_s=spec.boot_timeout_s,
+                order_s=order.deadline - node.clock(),
+            ),
+            commits=node.journal,
+            clock=node.monotonic,
+            first="hold" if resumed is not None else None,
+        )
+        if capture is not None:
+            capture.finish()
+        return result, capture.snapshot_id if capture else None
+
+    async def _end_replica(self, order: Order, spec: WorkerSpec, began: float) -> phases.Result:
+        """Carries out drain, kill and cancel."""
+        maker = self._tasks.get(self._makers.get(order.replica_id, ""))
+        replica = self._node.replicas.get(order.replica_id)
+        error: SnapshotError | None = None
+        try:
+            if maker is not None:
+                self._cancelled[self._makers[order.replica_id]] = (
+                    Reason.CANCELLED,
+                    order.reason or f"by a {order.kind}",
+                )
+                maker.cancel()
+                await asyncio.wait({maker})
+            elif replica is not None and replica.exit is None and order.kind is OrderKind.CANCEL:
+                raise SnapshotError(
+                    Reason.CANCELLED,
+                    f"replica {replica.id} is {replica.phase} already: too late to cancel",
+                    "Drain it.",
+                )
+            elif replica is not None and replica.exit is None:
+                await self._let_end(replica, order, spec)
+        except SnapshotError as problem:
+            error = problem
+        seconds = self._node.monotonic() - began
+        return phases.Result((Phase(name=order.kind.value, seconds=seconds),), 0.0, error)
+
+    async def _let_end(self, replica: Replica, order: Order, spec: WorkerSpec) -> None:
+        node = self._node
+        if order.kind is OrderKind.DRAIN:
+            limit = min(spec.drain_timeout_s + DRAIN_GRACE_S, max(0.0, order.deadline - node.clock()))
+            if await node.drain(replica, limit) is not None:
+                return
+            await node.end(replica, Reason.DEADLINE_EXCEEDED, f"it was still draining after {limit:g} s")
+            raise SnapshotError(
+                Reason.DEADLINE_EXCEEDED,
+                f"replica {replica.id} had not drained after {limit:g} s and was killed",
+                "Raise drain_timeout_s if its requests are longer than that.",
+            )
+        await node.end(replica, Reason.CANCELLED, order.reason or "the fleet ended it")
+
+    def _verdict(self, order: Order, result: phases.Result) -> tuple[OrderStatus, Reason | None, str]:
+        if result.cancelled:
+            reason, message = self._cancelled.pop(order.id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
+            status = OrderStatus.CANCELLED if reason is Reason.CANCELLED else OrderStatus.FAILED
+            return status, reason, message
+        if result.error is not None:
+            log.warning(
+                "order failed",
+                order=order.id,
+                kind=order.kind,
+                replica=order.replica_id,
+                phase=result.failed_phase,
+                reason=result.error.reason,
+                cause=result.error.message,
+            )
+            return OrderStatus.FAILED, result.error.reason, str(result.error)
+        log.info("order done", order=order.id, kind=order.kind, replica=order.replica_id)
+        return OrderStatus.DONE, None, ""
+
+    def _end(self, outcome: Outcome) -> None:
+        self._node.journal.append(Ended(outcome=outcome))
+        self._node.on_change()

@@ -1,0 +1,113 @@
+"""What an agent does with what its predecessor left, before it takes any order.
+
+Replicas that serve are adopted. A cold worker that waits at ready-for-snapshot is adopted too, and goes on.
+All else never served and is ended; its order fails with ``agent_restarted``, for the fleet to decide anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from dynamo_snapshot.agent.capture import settle
+from dynamo_snapshot.agent.cold_start import is_registered
+from dynamo_snapshot.agent.house import House
+from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.orders import Orders
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
+
+log = structlog.get_logger()
+
+REPEATABLE = frozenset({OrderKind.DRAIN, OrderKind.KILL, OrderKind.CANCEL})
+"""Orders that may be begun again: to end a replica twice is to end it once."""
+
+
+async def recover(node: Node, orders: Orders) -> None:
+    """Repairs, then settles every order that was under way; returns when the node is as its journal says."""
+    swept = await asyncio.to_thread(node.store.sweep)
+    if swept:
+        log.info("swept what a crash left in the store", what=swept)
+    records = dict(node.journal.state.replicas)
+    for replica_id in node.houses.existing():
+        if replica_id not in records:
+            log.warning("removing a house that no journal knows", replica=replica_id)
+            await node.houses.remove(replica_id)
+    await asyncio.gather(*(_take_over(node, record) for record in records.values()))
+    for order in list(node.journal.state.open.values()):
+        _settle(node, orders, order)
+    await node.journal.synced()
+
+
+async def _take_over(node: Node, record: ReplicaRecord) -> None:
+    house = await node.houses.find(record.replica_id)
+    if house is None:
+        if record.served:
+            exited = node.add(record)
+            exited.settle(node.houses.exit_of(record.replica_id))
+            log.info("a replica ended while no agent ran", replica=record.replica_id)
+            return
+    else:
+        await node.houses.quiet(house, node.settings.deadlines.dump_s)
+        if await _adopt(node, record, house):
+            return
+        await house.holder.close()
+    log.warning("ending a replica that never served", replica=record.replica_id, way=record.way)
+    await node.houses.remove(record.replica_id)
+    node.journal.append(ReplicaGone(replica_id=record.replica_id))
+
+
+async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
+    inner = await house.holder.worker()
+    if inner is None:
+        return False
+    replica = Replica(record, node.clock, node.on_change)
+    replica.state = house.control.state()
+    serves = record.served or is_registered(replica)
+    waits = record.way is Way.COLD_START and house.control.is_ready_for_snapshot()
+    if not serves and not waits:
+        return False
+    replica = node.add(record)
+    replica.released = house.control.is_released()
+    replica.move_in(house)
+    replica.locate(inner)
+    replica.update()
+    await settle(replica)
+    if serves:
+        node.note(replica, served=True)
+    log.info("adopted a replica", replica=replica.id, phase=replica.phase)
+    return True
+
+
+def _settle(node: Node, orders: Orders, order: Order) -> None:
+    replica = node.replicas.get(order.replica_id)
+    alive = replica is not None and replica.exit is None
+    if order.kind in REPEATABLE:
+        if not alive:
+            _end(node, order, None)
+        return  # otherwise it is begun again, while it is wanted
+    made = replica is not None and replica.record.order_id == order.id
+    if made and replica is not None and replica.record.served:
+        _end(node, order, None)
+    elif made and alive and order.kind is OrderKind.COLD_START and replica is not None:
+        orders.begin(order, replica.record.spec, replica)
+    else:
+        _end(node, order, Reason.AGENT_RESTARTED)
+
+
+def _end(node: Node, order: Order, reason: Reason | None) -> None:
+    now = node.clock()
+    node.journal.append(
+        Ended(
+            outcome=Outcome(
+                order_id=order.id,
+                status=OrderStatus.FAILED if reason else OrderStatus.DONE,
+                started_at=now,
+                finished_at=now,
+                reason=reason.value if reason else None,
+                message="the agent was restarted while it was under way" if reason else "settled by a restarted agent",
+            )
+        )
+    )

@@ -1,0 +1,224 @@
+"""One replica as its agent knows it, and the task that keeps that up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from dynamo_snapshot.agent.control import DRAINING, FAILED, READY, REGISTERED, WorkerState
+from dynamo_snapshot.agent.house import House, read_exit
+from dynamo_snapshot.agent.journal import ReplicaRecord
+from dynamo_snapshot.agent.watch import changes
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Exit, Reason, ReplicaPhase, ReplicaReport, Way
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING"})
+_LOG_TAIL_BYTES = 2000
+
+
+def new_incarnation() -> str:
+    """A name that no other life of any worker has."""
+    return secrets.token_hex(8)
+
+
+def phase_of(way: Way, released: bool, state: WorkerState | None) -> ReplicaPhase:
+    """What the worker's own account means for the fleet. ``released``: it was let go on after ready-for-snapshot."""
+    name = state.state if state else None
+    if name == REGISTERED:
+        return ReplicaPhase.REGISTERED
+    if name in (DRAINING, "STOPPED"):
+        return ReplicaPhase.DRAINING
+    if released:
+        return ReplicaPhase.RESUMING
+    if way is Way.RESTORE:
+        return ReplicaPhase.RESTORING
+    if name == READY:
+        return ReplicaPhase.READY_FOR_SNAPSHOT
+    return ReplicaPhase.STARTING if name is None or name in _BEFORE_READY else ReplicaPhase.RESUMING
+
+
+class Replica:
+    """A replica between the order that makes it and the moment its node forgets it."""
+
+    def __init__(self, record: ReplicaRecord, clock: Callable[[], float], on_change: Callable[[], None]) -> None:
+        self.record = record
+        self.house: House | None = None
+        self.inner_pid: int | None = None
+        """The worker's, inside the house."""
+        self.pid: int | None = None
+        self.state: WorkerState | None = None
+        self.exit: Exit | None = None
+        self.phase = ReplicaPhase.STARTING if record.way is Way.COLD_START else ReplicaPhase.RESTORING
+        self.since = clock()
+        self.ready_at: float | None = None
+        """When the worker became ready-for-snapshot."""
+        self.capturing = False
+        self.ending: tuple[Reason, str] | None = None
+        """Why the agent itself ends it."""
+        self.released = False
+        self._clock, self._on_change = clock, on_change
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.record.replica_id} {self.phase} {self.record.incarnation}>"
+
+    @property
+    def id(self) -> str:
+        return self.record.replica_id
+
+    def report(self) -> ReplicaReport:
+        state = self.state
+        return ReplicaReport(
+            replica_id=self.id,
+            pool=self.record.pool,
+            incarnation=self.record.incarnation,
+            way=self.record.way,
+            phase=self.phase,
+            since=self.since,
+            rpc_port=self.record.rpc_port,
+            pid=self.pid,
+            snapshot_id=self.record.snapshot_id,
+            self_test_at=state.self_test_at if state else None,
+            evidence=state.evidence if state else {},
+            exit=self.exit,
+        )
+
+    def move_in(self, house: House) -> None:
+        """Begins to follow what happens in ``house``."""
+        self.house = house
+        self._task = asyncio.create_task(self._follow(house), name=f"replica-{self.id}")
+
+    def locate(self, inner_pid: int) -> None:
+        """Notes which process of the house is the worker."""
+        assert self.house is not None
+        self.inner_pid = inner_pid
+        self.pid = self.house.host_pid(inner_pid)
+
+    def let_go(self, environment: dict[str, str]) -> None:
+        """Releases the worker, which waits at ready-for-snapshot or was just restored, as this record's incarnation."""
+        assert self.house is not None
+        self.released = True
+        self.house.control.release(self.record.incarnation, dict(environment))
+        self.update()
+
+    def rename(self, incarnation: str) -> None:
+        """The same worker begins another life."""
+        self.record = msgspec.structs.replace(self.record, incarnation=incarnation)
+
+    def update(self) -> None:
+        """Takes in what the worker says now."""
+        if self.exit is None:
+            assert self.house is not None
+            self.state = self._account(self.house)
+            if self.ready_at is None and self.house.control.is_ready_for_snapshot():
+                self.ready_at = self._clock()
+            phase = phase_of(self.record.way, self.released, self.state)
+            if self.capturing and phase is ReplicaPhase.READY_FOR_SNAPSHOT:
+                phase = ReplicaPhase.CAPTURING
+        else:
+            phase = ReplicaPhase.EXITED
+        if phase is not self.phase:
+            self.phase, self.since = phase, self._clock()
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
+
+    async def until(self, look: Callable[[], T | None]) -> T:
+        """Returns the first answer of ``look`` that is not None; it is asked again at every change.
+
+        Raises:
+            SnapshotError: ``worker_exited`` (or the worker's own reason in the message) when it ends before.
+        """
+        while (found := look()) is None:
+            if self.exit is not None:
+                raise self.exited_error()
+            await self._changed.wait()
+        return found
+
+    def exited_error(self) -> SnapshotError:
+        assert self.exit is not None
+        how = f"with status {self.exit.code}" if self.exit.code >= 0 else f"by signal {-self.exit.code}"
+        why = f": {self.exit.reason}: {self.exit.message}" if self.exit.reason else self._last_words()
+        return SnapshotError(Reason.WORKER_EXITED, f"the worker of {self.id} ended {how} before it served{why}")
+
+    async def gone(self) -> Exit:
+        """Returns how the worker ended, once it has."""
+        while self.exit is None:
+            await self._changed.wait()
+        return self.exit
+
+    async def close(self) -> None:
+        """Stops following; the house is left as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.house is not None:
+            await self.house.holder.close()
+
+    async def _follow(self, house: House) -> None:
+        client = house.holder
+        async with changes(house.control.path) as changed:
+            waiter: asyncio.Task[bool] | None = None
+            try:
+                while not client.exited.done() and not client.lost.done():
+                    changed.clear()
+                    self.update()
+                    waiter = asyncio.create_task(changed.wait())
+                    news: set[asyncio.Future[Any]] = {waiter, client.exited, client.lost}
+                    await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                    waiter.cancel()
+            finally:
+                if waiter is not None:
+                    waiter.cancel()
+        # The last lines of both may have come with the end itself.
+        self.state = self._account(house)
+        self.settle(client.exited.result() if client.exited.done() else read_exit(house.path))
+
+    def settle(self, exit_: Exit | None) -> None:
+        """Notes the worker's end; None: nobody saw it, since its holder went too."""
+        if exit_ is None:
+            exit_ = Exit(code=-9, at=self._clock())
+            if self.ending is None:
+                self.ending = (Reason.HOLDER_FAILED, "the holder ended, and everything in its house with it")
+        reason: str | None = None
+        message = ""
+        if self.state and self.state.state == FAILED:
+            reason, message = self.state.reason, self.state.message
+        if reason is None and self.ending is not None:
+            reason, message = self.ending[0].value, self.ending[1]
+        self.exit = msgspec.structs.replace(exit_, reason=reason, message=message)
+        self.update()
+
+    def _account(self, house: House) -> WorkerState | None:
+        """What the worker says; what it said before, where that cannot be read now."""
+        try:
+            return house.control.state() or self.state
+        except SnapshotError as error:
+            log.warning("a worker's own account is not readable", replica=self.id, cause=str(error))
+            return self.state
+
+    def _last_words(self) -> str:
+        line = last_line(self.house.log) if self.house else ""
+        return f"; its log ends with: {line}" if line else ""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a worker's log that says anything."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

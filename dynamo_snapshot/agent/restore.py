@@ -1,0 +1,125 @@
+"""Restore: a house with a holder in stand-by, CRIU in it, a new identity, and the wait until it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from dynamo_snapshot.agent.capture import SHM
+from dynamo_snapshot.agent.cold_start import registered
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Order, Reason, Way, WorkerSpec
+from dynamo_snapshot.snapshots.compatibility import compatibility_key, explain_difference
+from dynamo_snapshot.snapshots.manifest import Manifest
+
+
+class Restore:
+    """The steps of one restore, by the names of its phases."""
+
+    def __init__(self, node: Node, order: Order, spec: WorkerSpec) -> None:
+        self._node, self._order, self._spec = node, order, spec
+        self.replica: Replica | None = None
+        self._slot = False
+        self._use: AbstractContextManager[Path] | None = None
+        self._manifest: Manifest | None = None
+        self._images = Path()
+
+    async def queue(self) -> None:
+        await self._node.restore_slots.acquire()
+        self._slot = True
+
+    async def admit(self) -> None:
+        snapshot_id = self._order.snapshot_id
+        if snapshot_id is None:
+            raise SnapshotError(Reason.SNAPSHOT_MISSING, f"order {self._order.id} names no snapshot to restore")
+        if snapshot_id in self._node.distrusted:
+            raise SnapshotError(
+                Reason.SNAPSHOT_CORRUPT,
+                self._node.distrusted[snapshot_id],
+                f"Remove it with `dynamo-snapshot snapshots rm {snapshot_id}` and capture again.",
+            )
+        self.replica = self._node.admit(self._order, self._spec, Way.RESTORE)
+        wanted, manifest = await asyncio.gather(
+            self._node.parts(self._order.pool, self._spec), asyncio.to_thread(self._take, snapshot_id)
+        )
+        self._manifest = manifest
+        captured = manifest.capture.compatibility
+        if compatibility_key(captured) != compatibility_key(wanted):
+            raise SnapshotError(
+                Reason.SNAPSHOT_INCOMPATIBLE,
+                f"snapshot {snapshot_id} cannot stand in for pool {self._order.pool} here: "
+                + "; ".join(explain_difference(captured, wanted)[:3]),
+                "A cold start works; capture the pool's worker anew.",
+            )
+
+    async def house(self) -> None:
+        replica = self._replica
+        house = await self._node.houses.make(replica.id, self._spec.memory_limit_bytes)
+        replica.move_in(house)
+        house.control.refuse_if_released()
+
+    async def restore(self) -> None:
+        house, capture = self._replica.house, self._checked.capture
+        assert house is not None
+        # Said before CRIU runs: whenever the worker ends from now on, its holder knows that it was the worker.
+        await house.holder.expect(capture.source_pid)
+        if (self._images / SHM).is_dir():
+            await asyncio.to_thread(shutil.copytree, self._images / SHM, house.shm, dirs_exist_ok=True)
+        await self._node.criu.restore(house, self._images, capture.log_path)
+
+    async def adopt(self) -> None:
+        replica = self._replica
+        replica.locate(self._checked.capture.source_pid)
+        if replica.pid is None:
+            await replica.until(lambda: None if replica.exit is None else True)
+        # CRIU's work is done: the next in the queue may go, and the images are not needed any more.
+        await self.leave_queue()
+        self._leave_snapshot()
+
+    async def release(self) -> None:
+        self._replica.let_go(self._node.release_environment(self._replica))
+
+    async def resume(self) -> None:
+        await registered(self._node, self._replica)
+
+    async def leave_queue(self) -> None:
+        """Undo: the slot among the restores that may run at once."""
+        if self._slot:
+            self._slot = False
+            self._node.restore_slots.release()
+
+    async def give_back(self) -> None:
+        """Undo: the hold on the snapshot, the replica's place and port."""
+        self._leave_snapshot()
+        if self.replica is not None and self._node.replicas.get(self.replica.id) is self.replica:
+            await self._node.forget(self.replica)
+
+    async def remove_house(self) -> None:
+        """Undo: ends CRIU, worker and house; images and port come after it."""
+        if self.replica is not None:
+            await self._node.forget(self.replica)
+
+    def _take(self, snapshot_id: str) -> Manifest:
+        """Keeps the snapshot from being removed, and refuses it unless it is what was published. Blocks."""
+        self._use = self._node.store.use(snapshot_id)
+        self._images = self._use.__enter__()
+        return self._node.store.check_unchanged(snapshot_id)
+
+    def _leave_snapshot(self) -> None:
+        if self._use is not None:
+            use, self._use = self._use, None
+            use.__exit__(None, None, None)
+
+    @property
+    def _replica(self) -> Replica:
+        assert self.replica is not None
+        return self.replica
+
+    @property
+    def _checked(self) -> Manifest:
+        assert self._manifest is not None
+        return self._manifest
