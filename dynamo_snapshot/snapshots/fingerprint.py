@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from dynamo_snapshot.model import WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, environment_that_matters
 from dynamo_snapshot.snapshots.distributions import installed_distributions, interpreter_of
@@ -53,6 +55,11 @@ def fingerprint(
         gpu_models=host.gpu_models,
         gpu_driver=host.gpu_driver,
     )
+
+
+def on_host(parts: CompatibilityParts, host: HostFacts) -> CompatibilityParts:
+    """Returns ``parts`` as they would be on ``host`` with everything but the host the same."""
+    return msgspec.structs.replace(parts, **msgspec.structs.asdict(host))
 
 
 def engine_of(command: Sequence[str]) -> str:
