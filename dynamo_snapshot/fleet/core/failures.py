@@ -1,0 +1,102 @@
+"""What follows when a replica fails: its place is vacant, its snapshot may be to blame, its pool may pause."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dynamo_snapshot.fleet.core.draft import Draft
+from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
+from dynamo_snapshot.fleet.core.messages import Quarantine
+from dynamo_snapshot.fleet.core.state import Block, Replica
+from dynamo_snapshot.model import OrderStatus, Reason, Way
+
+NOT_THE_SNAPSHOT = frozenset(
+    {
+        Reason.CANCELLED,
+        Reason.AGENT_RESTARTED,
+        Reason.STALE_FENCE,
+        Reason.NODE_AT_CAPACITY,
+        Reason.PORT_IN_USE,
+        Reason.DISK_FULL,
+        Reason.NOT_PRIVILEGED,
+        Reason.CRIU_MISSING,
+        Reason.CRIU_TOO_OLD,
+        Reason.SERVER_UNREACHABLE,
+    }
+)
+"""Failures of a restore that say nothing of the snapshot."""
+CERTAINLY_THE_SNAPSHOT = frozenset({Reason.SNAPSHOT_CORRUPT, Reason.SNAPSHOT_CHANGED})
+"""Failures after which a snapshot is never tried again."""
+
+
+def fail(draft: Draft, replica_id: str, happening: Happening, reason: str, message: str = "") -> None:
+    """Moves a replica to FAILED (``happening``: BROKE or OVERDUE) and accounts for it once."""
+    replica = draft.replicas[replica_id]
+    was_wanted = replica.state in ALIVE
+    draft.move(replica_id, happening, reason=reason, deadline=None)
+    if not was_wanted:
+        return
+    what = f"{replica.id} failed after {draft.now - replica.since:.1f} s {replica.state}"
+    draft.record(replica.pool, what, f"{reason}: {message}" if message else reason)
+    # While discovery cannot be read no worker can register: that is nobody's failure.
+    blameless = not draft.state.discovery_known
+    if replica.served_since is None and replica.way is Way.RESTORE and not blameless:
+        _blame_snapshot(draft, replica, reason)
+    if replica.served_since is not None and draft.now - replica.served_since >= draft.rules.proven_s:
+        attempts = 0
+    else:
+        attempts = replica.attempts + (not blameless)
+    _vacate(draft, replica.pool, attempts, reason)
+
+
+def succeeded(draft: Draft, replica: Replica) -> None:
+    """A replica serves: its snapshot is good again, and a pause of its pool that began before its order ends."""
+    if replica.way is Way.RESTORE and replica.snapshot_id in draft.state.snapshot_failures:
+        failures = dict(draft.state.snapshot_failures)
+        del failures[replica.snapshot_id]
+        draft.set(snapshot_failures=failures)
+    block = draft.pools[replica.pool].block
+    if block is not None and replica.ordered_at is not None and replica.ordered_at >= block.since:
+        draft.set_pool(replica.pool, block=None)
+        draft.record(replica.pool, f"{replica.id} serves", "starts work again: every deficit is ordered")
+
+
+def captured(draft: Draft, pool: str, key: str | None, status: OrderStatus, seconds: float) -> None:
+    """A capture ended."""
+    failures = dict(draft.state.capture_failures)
+    if status is OrderStatus.DONE:
+        samples = (*draft.pools[pool].capture_seconds, seconds)[-32:]
+        draft.set_pool(pool, capture_seconds=samples)
+        failures.pop(key or "", None)
+    elif key is not None and status is OrderStatus.FAILED:
+        failures[key] = failures.get(key, 0) + 1
+    draft.set(capture_failures=failures)
+
+
+def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:
+    snapshot_id = replica.snapshot_id
+    if snapshot_id is None or reason in NOT_THE_SNAPSHOT:
+        return
+    count = draft.state.snapshot_failures.get(snapshot_id, 0) + 1
+    draft.set(snapshot_failures={**draft.state.snapshot_failures, snapshot_id: count})
+    limit = 1 if reason in CERTAINLY_THE_SNAPSHOT else draft.pool_rules(replica.pool).quarantine_after
+    memory = draft.state.memory
+    if count >= limit and snapshot_id not in memory.quarantined:
+        reported = draft.nodes[replica.node].reported
+        keys = {summary.id: summary.compatibility_key for summary in reported.snapshots} if reported else {}
+        entry = Quarantine(compatibility_key=keys.get(snapshot_id, ""), reason=reason)
+        draft.set(memory=replace(memory, quarantined={**memory.quarantined, snapshot_id: entry}))
+        draft.record(replica.pool, f"snapshot {snapshot_id} quarantined", f"{count} failed in a row, last: {reason}")
+
+
+def _vacate(draft: Draft, pool: str, attempts: int, reason: str) -> None:
+    state = draft.set_pool(pool, vacancies=(*draft.pools[pool].vacancies, attempts))
+    rules = draft.pool_rules(pool)
+    if attempts < rules.max_attempts:
+        return
+    block = state.block
+    if block is not None and draft.now < block.until:
+        return  # replicas that were on their way when the pause began
+    pause = min(block.pause * 2, draft.rules.block_limit_s) if block else draft.rules.block_s
+    draft.set_pool(pool, block=Block(since=draft.now, until=draft.now + pause, pause=pause, reason=reason))
+    draft.record(pool, f"no starts for {pause:.0f} s", f"{attempts} failed in a row for one replica, last: {reason}")

@@ -1,0 +1,257 @@
+"""Takes events into the state: what was decided, reported, discovered and left by a predecessor."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dynamo_snapshot.fleet.core.draft import Draft
+from dynamo_snapshot.fleet.core.failures import captured, fail
+from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
+from dynamo_snapshot.fleet.core.messages import CompleteDecision, Resign, Started
+from dynamo_snapshot.fleet.core.state import Node, PoolState, Replica
+from dynamo_snapshot.model import (
+    Decision,
+    Order,
+    OrderKind,
+    OrderStatus,
+    Outcome,
+    Reason,
+    ReplicaPhase,
+    ReplicaReport,
+    ReplicaState,
+    Reported,
+    Way,
+)
+
+WAYS = {OrderKind.COLD_START: Way.COLD_START, OrderKind.RESTORE: Way.RESTORE}
+STOPS = frozenset({OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL})
+PROGRESS = {
+    ReplicaPhase.STARTING: Happening.BOOTS,
+    ReplicaPhase.READY_FOR_SNAPSHOT: Happening.BOOTS,
+    ReplicaPhase.CAPTURING: Happening.BOOTS,
+    ReplicaPhase.RESTORING: Happening.RESTORES,
+    ReplicaPhase.RESUMING: Happening.RELEASED,
+    ReplicaPhase.REGISTERED: Happening.RELEASED,
+}
+AT_CAPTURE = frozenset({ReplicaPhase.READY_FOR_SNAPSHOT, ReplicaPhase.CAPTURING})
+
+
+# A predecessor's legacy
+
+
+def started(draft: Draft, event: Started) -> None:
+    """Takes over: open orders keep their ids and get the new fence; nobody carries one out twice."""
+    memory = event.memory
+    draft.set(fence=event.fence, memory=memory, decision=memory.decision, started_at=draft.now)
+    for name, rules in draft.rules.pools.items():
+        remembered = memory.targets.get(name)
+        target = rules.min_replicas if remembered is None else remembered
+        target = max(rules.min_replicas, min(rules.max_replicas, target))
+        draft.pools[name] = PoolState(target=target, decided=remembered is not None)
+    for wanted in event.wanted:
+        orders = tuple(replace(order, fence=event.fence) for order in wanted.orders)
+        draft.nodes[wanted.node] = Node(name=wanted.node, first_seen=draft.now, orders=orders)
+        draft.announce.add(wanted.node)
+        for order in orders:
+            if order.kind in WAYS and order.pool in draft.rules.pools:
+                _take_over(draft, wanted.node, order)
+            elif order.kind in WAYS:  # its pool is gone from the configuration
+                draft.withdraw(wanted.node, order.id)
+        for replica in list(draft.replicas.values()):
+            _claim_orders(draft, replica.id)
+
+
+def _take_over(draft: Draft, node: str, order: Order) -> None:
+    draft.replicas[order.replica_id] = Replica(
+        id=order.replica_id,
+        pool=order.pool,
+        node=node,
+        way=WAYS[order.kind],
+        state=ReplicaState.ORDERED,
+        since=order.issued_at,
+        deadline=order.deadline + draft.rules.outcome_grace_s,
+        ordered_at=order.issued_at,
+        snapshot_id=order.snapshot_id,
+        captures=order.capture,
+        start_order=order.id,
+    )
+
+
+def _claim_orders(draft: Draft, replica_id: str) -> None:
+    """Gives a replica back what open orders say of it."""
+    replica = draft.replicas[replica_id]
+    for order in draft.nodes[replica.node].orders:
+        if order.replica_id != replica_id:
+            continue
+        if order.kind is OrderKind.CAPTURE:
+            draft.set_replica(replica_id, capture_order=order.id)
+        elif order.kind in STOPS:
+            deadline = order.deadline + draft.rules.outcome_grace_s
+            happening = Happening.BROKE if order.kind is OrderKind.KILL else Happening.WITHDRAWN
+            if draft.may(replica_id, happening):
+                draft.move(replica_id, happening)
+            tried = (*draft.replicas[replica_id].stops_tried, order.kind)
+            draft.set_replica(replica_id, stop_order=order.id, stops_tried=tried, deadline=deadline)
+
+
+# The planner
+
+
+def decided(draft: Draft, decision: Decision) -> None:
+    """Takes up a decision; a repeated one changes nothing but is acknowledged again."""
+    draft.commands.append(CompleteDecision(decision=decision))
+    last = draft.state.decision
+    if last is not None and last[0] == decision.revision and decision.id <= last[1]:
+        draft.set(decision_seen=True)
+        return
+    draft.set(decision=(decision.revision, decision.id), decision_seen=True)
+    numbers = {"prefill": decision.prefill, "decode": decision.decode}
+    for name, rules in draft.rules.pools.items():
+        number = numbers.get(rules.role)
+        if number is None or number < 0:
+            continue  # unknown is not zero: the target stands
+        target = max(rules.min_replicas, min(rules.max_replicas, number))
+        pool = draft.pools[name]
+        if target != pool.target or not pool.decided:
+            reason = f"planner's decision {decision.id}"
+            if target != number:
+                reason += f" asks for {number}; the pool takes {rules.min_replicas} to {rules.max_replicas}"
+            draft.record(name, f"target {pool.target} -> {target}", reason)
+        draft.set_pool(name, target=target, decided=True)
+
+
+# A node
+
+
+def reported(draft: Draft, report: Reported) -> None:
+    """Takes a node's report in: first how orders ended, then how each replica is."""
+    if report.fence > draft.state.fence:
+        draft.set(resigned=True)
+        draft.commands.append(Resign(fence=report.fence))
+        return
+    node = draft.nodes.get(report.node)
+    if node is None:
+        node = Node(name=report.node, first_seen=draft.now)
+        draft.announce.add(report.node)
+    elif node.reported is None:
+        node = replace(node, first_seen=draft.now)
+    draft.nodes[report.node] = replace(node, reported=report)
+    for replica_report in report.replicas:
+        _follow(draft, report, replica_report)
+    open_orders = {order.id: order for order in draft.nodes[report.node].orders}
+    for outcome in report.outcomes:
+        order = open_orders.get(outcome.order_id)
+        if order is not None:
+            _ended(draft, report, order, outcome)
+    _note_exits(draft, report)
+
+
+def _follow(draft: Draft, report: Reported, seen: ReplicaReport) -> None:
+    if seen.replica_id not in draft.replicas:
+        if seen.phase is ReplicaPhase.EXITED:
+            return
+        _adopt(draft, report.node, seen)
+    replica = draft.replicas[seen.replica_id]
+    changes: dict[str, object] = {"phase": seen.phase, "phase_since": seen.since}
+    if seen.phase in AT_CAPTURE and replica.capture_began is None:
+        changes["capture_began"] = seen.since
+    elif seen.phase is ReplicaPhase.RESUMING and replica.capture_began is not None and not replica.capture_took:
+        changes["capture_took"] = max(0.0, seen.since - replica.capture_began)
+    draft.set_replica(replica.id, **changes)
+    if seen.phase is ReplicaPhase.DRAINING and replica.state in ALIVE:
+        # Somebody else told it to stop. It is replaced now and may finish what is in flight.
+        draft.move(replica.id, Happening.WITHDRAWN)
+        draft.record(replica.pool, f"{replica.id} drains", "by itself: its node reports it draining")
+    happening = PROGRESS.get(seen.phase)
+    if happening is not None and replica.state is not ReplicaState.SERVING and draft.may(replica.id, happening):
+        draft.move(replica.id, happening)
+
+
+def _adopt(draft: Draft, node: str, seen: ReplicaReport) -> None:
+    """A live replica that this controller did not order, or has given up: it counts."""
+    rules = draft.rules.pools.get(seen.pool)
+    allowance = 0.0
+    if rules is not None:
+        boots = rules.cold_start_s + rules.capture_s
+        allowance = {Happening.BOOTS: boots, Happening.RESTORES: rules.restore_s}.get(
+            PROGRESS.get(seen.phase, Happening.RELEASED), draft.rules.discover_s
+        )
+    draft.replicas[seen.replica_id] = Replica(
+        id=seen.replica_id,
+        pool=seen.pool,
+        node=node,
+        way=seen.way,
+        state=ReplicaState.ORDERED if rules else ReplicaState.DRAINING,
+        since=draft.now,
+        deadline=draft.now + allowance if rules else None,
+        snapshot_id=seen.snapshot_id,
+    )
+    _claim_orders(draft, seen.replica_id)
+    if rules is not None:
+        pool = draft.pools[seen.pool]
+        alive = len(draft.alive(seen.pool))
+        if not pool.decided and alive > pool.target:
+            # Nobody has said how many there should be: those that are there hold the target up.
+            draft.set_pool(seen.pool, target=min(alive, rules.max_replicas))
+
+
+def _ended(draft: Draft, report: Reported, order: Order, outcome: Outcome) -> None:
+    """Takes an outcome in, once: its order leaves the wanted list with it."""
+    draft.withdraw(report.node, order.id)
+    replica = draft.replicas.get(order.replica_id)
+    if order.kind is OrderKind.CAPTURE:
+        key = report.compatibility_keys.get(order.pool)
+        if order.pool in draft.pools:
+            captured(draft, order.pool, key, outcome.status, outcome.finished_at - outcome.started_at)
+            what = f"capture of {order.replica_id} {outcome.status}"
+            draft.record(order.pool, what, outcome.reason or outcome.snapshot_id or "")
+        if replica is not None:
+            draft.set_replica(replica.id, capture_order=None)
+        return
+    if replica is None:
+        return
+    if order.kind in WAYS:
+        draft.set_replica(replica.id, start_order=None)
+        if outcome.status is OrderStatus.DONE:
+            _released(draft, replica.id)
+            return
+        if replica.state in ALIVE:
+            fail(draft, replica.id, Happening.BROKE, outcome.reason or outcome.status, outcome.message)
+        if not _lives(report, replica.id):
+            draft.remove(replica.id)
+        return
+    draft.set_replica(replica.id, stop_order=None)
+    if outcome.status is OrderStatus.DONE or outcome.reason == Reason.UNKNOWN_REPLICA:
+        started = draft.replicas[replica.id].start_order is not None
+        if not _lives(report, replica.id) and (not started or order.kind is OrderKind.KILL):
+            draft.remove(replica.id)
+    elif order.kind is not OrderKind.CANCEL and replica.state is ReplicaState.DRAINING:
+        fail(draft, replica.id, Happening.OVERDUE, outcome.reason or outcome.status, outcome.message)
+
+
+def _released(draft: Draft, replica_id: str) -> None:
+    replica = draft.replicas[replica_id]
+    if replica.state is not ReplicaState.SERVING and draft.may(replica_id, Happening.RELEASED):
+        draft.move(replica_id, Happening.RELEASED, deadline=draft.now + draft.rules.discover_s)
+
+
+def _note_exits(draft: Draft, report: Reported) -> None:
+    """Replicas that the node reports as exited, or does not report any more."""
+    phases = {seen.replica_id: seen for seen in report.replicas}
+    for replica in [r for r in draft.replicas.values() if r.node == report.node]:
+        seen = phases.get(replica.id)
+        if seen is not None and seen.phase is ReplicaPhase.EXITED:
+            reason, message = Reason.WORKER_EXITED.value, ""
+            if seen.exit is not None:
+                reason = seen.exit.reason or reason
+                message = seen.exit.message or f"exit status {seen.exit.code}"
+            if replica.state in ALIVE:
+                fail(draft, replica.id, Happening.BROKE, reason, message)
+            if replica.start_order is None:
+                draft.remove(replica.id)
+        elif seen is None and replica.start_order is None and replica.state not in ALIVE:
+            draft.remove(replica.id)
+
+
+def _lives(report: Reported, replica_id: str) -> bool:
+    return any(seen.replica_id == replica_id and seen.phase is not ReplicaPhase.EXITED for seen in report.replicas)
