@@ -1,4 +1,4 @@
-"""The control directory: file names, variables, and how both sides write, read and wait.
+"""The control directory: file names, variables, and how the worker writes, reads and waits.
 
 The names are NVIDIA Snapshot's public contract and ``dynamo.common.snapshot``'s; a test holds them
 against the installed ``dynamo.common.snapshot.constants``. ``worker-state.json`` is this project's
@@ -85,27 +85,15 @@ class WorkerState:
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> WorkerState:
-        """Raises ``ValueError`` where ``text`` is not a worker state."""
-        try:
-            content = json.loads(text)
-            history = tuple((str(state), float(at)) for state, at in content.pop("history", ()))
-            return cls(history=history, **content)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"not a worker state: {error}") from error
-
 
 class ControlDirectory:
-    """One worker's control directory, from either side."""
+    """A worker's own control directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __repr__(self) -> str:
         return f"ControlDirectory({str(self.path)!r})"
-
-    # --- the worker's side
 
     def prepare(self) -> None:
         """Makes the directory and removes what an earlier incarnation left: stale files never count."""
@@ -205,27 +193,6 @@ class ControlDirectory:
                 loop.remove_reader(watch.fileno())
                 if handles_signals:
                     loop.remove_signal_handler(signal.SIGCONT)
-
-    # --- the agent's side
-
-    def write_restore_context(self, context: RestoreContext) -> None:
-        """Comes before :meth:`write_restore_complete`, and after the worker's boot, which removes stale ones."""
-        content = {"env": dict(context.env), "incarnation": context.incarnation}
-        self._write(RESTORE_CONTEXT, json.dumps(content, sort_keys=True) + "\n")
-
-    def write_restore_complete(self, incarnation: str) -> None:
-        """Releases the worker as ``incarnation``; naming the one it already is lets it go on unchanged."""
-        self._write(RESTORE_COMPLETE, f"incarnation={incarnation}\n")
-
-    def ready(self) -> bool:
-        return (self.path / READY_FOR_SNAPSHOT).exists()
-
-    def read_state(self) -> WorkerState | None:
-        """The worker's state; None while there is none. Raises ``ValueError`` where it is not a state."""
-        try:
-            return WorkerState.from_json((self.path / WORKER_STATE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
 
     def _write(self, name: str, content: str) -> None:
         temporary = self.path / f".{name}.{os.getpid()}.tmp"

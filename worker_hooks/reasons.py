@@ -31,6 +31,11 @@ class HookReason(StrEnum):
     DRAIN_TIMED_OUT = "drain_timed_out"
     SYMBOLS_MISSING = "symbols_missing"
     COMMAND_INVALID = "command_invalid"
+    CUDA_MISSING = "cuda_missing"
+    GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
+    LOADER_DIED = "loader_died"
+    WEIGHTS_CORRUPT = "weights_corrupt"
+    WEIGHTS_LOAD_FAILED = "weights_load_failed"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -110,6 +115,24 @@ EXPLANATIONS: dict[HookReason, Explanation] = {
     HookReason.COMMAND_INVALID: Explanation(
         "The command after -- is not one that can run in this process.",
         "Give it as: python -m MODULE [ARGUMENT ...], for this very Python.",
+    ),
+    HookReason.CUDA_MISSING: Explanation(
+        "The NVIDIA driver's library or its Python bindings (cuda-python) cannot be loaded here.",
+        "Install `cuda-bindings` beside the engine.",
+    ),
+    HookReason.GPU_OUT_OF_MEMORY: Explanation(
+        "The GPU has no room for the weights.", "Drain or park a replica there. The message has the figures."
+    ),
+    HookReason.LOADER_DIED: Explanation(
+        "The node's weight loader ended before it had handed the weights over.",
+        "Nothing: the worker loads them itself, only slower.",
+    ),
+    HookReason.WEIGHTS_CORRUPT: Explanation(
+        "A weight segment is missing, truncated, or does not have its digest.",
+        "Remove the snapshots that use it; the next cold start writes it anew.",
+    ),
+    HookReason.WEIGHTS_LOAD_FAILED: Explanation(
+        "Weights could not be brought onto the GPU.", "The message has the read's or the driver's error."
     ),
     HookReason.INTERNAL_ERROR: Explanation("A bug, reported with its text.", "Report it with the worker's log."),
 }

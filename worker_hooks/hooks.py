@@ -1,0 +1,206 @@
+"""The hooks of one worker: its walk from boot to registration, and out again.
+
+Every way in (``serve``, the mocker's adapter, ``run --``) drives the same object, so the order of the
+steps is written once, here: restored, identity, resume, self-test, and only then registration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NoReturn
+
+from worker_hooks import guard, identity
+from worker_hooks.control import (
+    INCARNATION_ENV,
+    ControlDirectory,
+    Release,
+    RestoreContext,
+    WorkerState,
+    capture_directory,
+    control_directory,
+)
+from worker_hooks.identity import ChildLink
+from worker_hooks.lifecycle import FINAL, Event, Lifecycle, State
+from worker_hooks.reasons import HookError, HookReason
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], Awaitable[object] | object]
+"""A step of an engine, a plain function or an async one."""
+
+CHILD_TIMEOUT_S = 5.0
+
+
+class Hooks:
+    """What a worker calls on its way; see the module's text for the order.
+
+    Args:
+        control: where to report, and where to wait; None: nobody watches this worker.
+        capture_wanted: the worker is to become ready-for-snapshot before it registers.
+        incarnation: its name, where it was given one.
+    """
+
+    def __init__(self, control: ControlDirectory | None, *, capture_wanted: bool, incarnation: str | None) -> None:
+        self.control = control
+        self.capture_wanted = capture_wanted and control is not None
+        self.children: list[ChildLink] = []
+        if control is not None:
+            control.prepare()
+        self.lifecycle = Lifecycle(self._report, pid=os.getpid(), incarnation=incarnation)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Hooks:
+        """As the agent's, or NVIDIA Snapshot's, variables say. Takes SIGTERM until :mod:`gate` does."""
+        hooks = cls(
+            control_directory(environ),
+            capture_wanted=capture_directory(environ) is not None,
+            incarnation=environ.get(INCARNATION_ENV),
+        )
+        # Nothing is in flight before registration: a SIGTERM there ends the worker at once, in order.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, hooks._stopped_early)
+        return hooks
+
+    def __repr__(self) -> str:
+        return f"Hooks({self.lifecycle!r}, {self.control!r})"
+
+    def booted(self) -> None:
+        self.lifecycle.fire(Event.BOOTED)
+
+    async def snapshot_point(self, quiesce: Step, resume: Step) -> None:
+        """Becomes ready-for-snapshot and waits there, if a capture is wanted; returns resumed, as whom it is released.
+
+        A worker that cannot be captured goes on as a cold start: ``capture_refused`` in its evidence tells why.
+
+        Raises:
+            HookError: quiesce, identity or resume failed.
+            SystemExit: the capture is done and, by NVIDIA Snapshot's contract, this process with it.
+        """
+        if not self.capture_wanted or self.control is None:
+            return
+        if await self.await_release(self.control, quiesce):
+            self.lifecycle.fire(Event.RESUME)
+        await self.step(HookReason.RESUME_FAILED, resume)
+
+    async def await_release(self, control: ControlDirectory, quiesce: Step) -> bool:
+        """Quiesces, waits and applies the identity. True: a new incarnation, not resumed yet; False: the same one."""
+        self.lifecycle.fire(Event.QUIESCE)
+        await self.step(HookReason.QUIESCE_FAILED, quiesce)
+        findings = guard.scan(os.getpid())
+        if findings:
+            refusal = f"{findings[0].reason}: " + "; ".join(map(str, findings))
+            logger.error("not ready for a snapshot, going on without: %s", refusal)
+            self.lifecycle.evidence["capture_refused"] = refusal
+            self.lifecycle.fire(Event.REFUSED, reason=findings[0].reason, message=refusal)
+            return False
+        # What lives now is not looked at by the collector again: fewer pages of clones become their own.
+        gc.collect()
+        gc.freeze()
+        self.lifecycle.fire(Event.QUIESCED)
+        control.write_ready()
+        release = await control.wait_release_async()
+        control.remove_ready()
+        if release.captured:
+            self.stop()
+        if release.incarnation is not None and release.incarnation == self.lifecycle.incarnation:
+            self.lifecycle.fire(Event.RELEASED)
+            return False
+        self.lifecycle.fire(Event.RESTORED)
+        self._adopt(control, release)
+        self.lifecycle.fire(Event.IDENTITY_APPLIED)
+        return True
+
+    async def self_test(self, test: Step) -> None:
+        """Runs ``test``, which raises where the engine does not answer as it should, and stamps its passing."""
+        self.lifecycle.fire(Event.SELF_TEST)
+        self.lifecycle.evidence.setdefault("first_random", repr(random.random()))
+        await self.step(HookReason.SELF_TEST_FAILED, test)
+        self.lifecycle.passed_self_test()
+
+    def registered(self) -> None:
+        self.lifecycle.fire(Event.REGISTERED)
+
+    async def step(self, reason: HookReason, step: Step) -> None:
+        """Runs one step of the engine; whatever it raises becomes a :class:`HookError` with ``reason``."""
+        try:
+            result = step()
+            if inspect.isawaitable(result):
+                await result
+        except HookError:
+            raise
+        except Exception as error:
+            raise HookError(reason, f"{type(error).__name__}: {error}") from error
+
+    def failed(self, error: HookError) -> None:
+        if self.lifecycle.state not in FINAL:
+            self.lifecycle.fire(Event.FAIL, reason=error.reason, message=error.message)
+
+    def stop(self) -> NoReturn:
+        """Ends the worker in order."""
+        self.lifecycle.fire(Event.STOP)
+        raise SystemExit(0)
+
+    def _stopped_early(self, number: int, frame: object) -> None:
+        if self.lifecycle.state in FINAL:
+            raise SystemExit(0)
+        self.stop()
+
+    def _adopt(self, control: ControlDirectory, release: Release) -> None:
+        context = identity.read_context(control, release)
+        identity.apply_environment(context)
+        identity.reseed()
+        self.lifecycle.incarnation = context.incarnation
+        self.lifecycle.evidence["first_random"] = repr(random.random())
+        for child in self.children:
+            child.push(context, CHILD_TIMEOUT_S)
+
+    def _report(self, state: WorkerState) -> None:
+        logger.info("worker %s%s", state.state, f": {state.message}" if state.message else "")
+        if self.control is None:
+            return
+        try:
+            self.control.write_state(state)
+        except OSError as error:  # a full disk is no reason to stop serving; the agent sees the old state
+            logger.error("%s cannot be written: %s", self.control.path, error)
+
+
+def run(main: Callable[[Hooks], Awaitable[None]], hooks: Hooks) -> int:
+    """Runs ``main`` to its end on a loop of the standard library and returns the process's exit status.
+
+    Status 0 after an orderly end; otherwise 1, with state FAILED and a reason.
+    """
+    try:
+        asyncio.run(_awaited(main(hooks)))
+    except SystemExit as ended:
+        if ended.code in (0, None):
+            return 0
+        hooks.failed(HookError(HookReason.ENDPOINT_ENDED, f"the worker exited with status {ended.code}"))
+        return ended.code if isinstance(ended.code, int) else 1
+    except HookError as error:
+        return _report_failure(hooks, error)
+    except Exception as error:
+        reason = HookReason.BOOT_FAILED if hooks.lifecycle.state is State.BOOTING else HookReason.INTERNAL_ERROR
+        logger.exception("the worker failed in state %s", hooks.lifecycle.state)
+        return _report_failure(hooks, HookError(reason, f"{type(error).__name__}: {error}"))
+    return 0
+
+
+def _report_failure(hooks: Hooks, error: HookError) -> int:
+    hooks.failed(error)
+    print(f"dynamo-snapshot-worker: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+async def _awaited(result: Awaitable[None]) -> None:
+    await result
+
+
+__all__ = ["Hooks", "RestoreContext", "Step", "run"]
