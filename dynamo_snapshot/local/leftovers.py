@@ -7,21 +7,26 @@ not manage to remove. A thing is this fleet's when it bears the runtime folder: 
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_snapshot.agent.cgroups import Cgroups
+from dynamo_snapshot.agent.house import MARK, MOUNT_POINT, HostHouses
+from dynamo_snapshot.agent.process import wait_pid
 from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
-from worker_hooks.holder import HOUSE
 
-KEPT_FILES = ("logs",)
-"""Entries of the runtime folder that stay: people read them after a stop."""
+KEPT = ("logs", MOUNT_POINT.name)
+"""Entries of the runtime folder that stay: people read logs, and another fleet's houses may use the mount point."""
+
+
+KILL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,15 @@ KINDS = ("process", "namespace", "mount", "socket", "port", "cgroup", "file", "k
 def processes(runtime_dir: Path) -> list[int]:
     """Processes of the fleet of ``runtime_dir``, this one and its ancestors left out; outermost first."""
     houses = {identity for path in _entries(runtime_dir / "replicas") if (identity := _identity(path))}
-    tag = f"{RUNTIME_DIR_TAG}={runtime_dir}".encode()
+    tag, mark = f"{RUNTIME_DIR_TAG}={runtime_dir}".encode(), f"{MARK}={runtime_dir}/".encode()
     own = set(_ancestry(os.getpid()))
     found = []
     for pid in sorted(int(entry.name) for entry in _entries(Path("/proc")) if entry.name.isdigit()):
         if pid in own or _is_zombie(pid):
             continue
-        house = _identity(Path(f"/proc/{pid}/root{HOUSE}"))
-        if (house is not None and house in houses) or tag in _environment(pid):
+        house = _identity(Path(f"/proc/{pid}/root{MOUNT_POINT}"))
+        named = any(entry == tag or entry.startswith(mark) for entry in _environment(pid))
+        if named or (house is not None and house in houses):
             found.append(pid)
     return found
 
@@ -103,7 +109,7 @@ def namespace(pid: int, kind: str) -> int | None:
 
 def files(folder: Path) -> list[str]:
     """What lies in ``folder``, down to files, but for what is meant to stay."""
-    return [str(path) for path in sorted(folder.rglob("*")) if path.relative_to(folder).parts[0] not in KEPT_FILES]
+    return [str(path) for path in sorted(folder.rglob("*")) if path.relative_to(folder).parts[0] not in KEPT]
 
 
 def cgroups(runtime_dir: Path) -> list[str]:
@@ -121,41 +127,41 @@ def describe(pid: int) -> str:
     return str(pid)
 
 
-def remove(runtime_dir: Path, timeout_s: float = 10.0) -> list[Leftover]:
+async def remove(runtime_dir: Path) -> list[Leftover]:
     """Ends and removes all that a predecessor left in ``runtime_dir``; returns what it was.
 
     The caller holds the folder's lock: no other fleet runs there.
     """
-    removed = []
-    deadline = time.monotonic() + timeout_s
-    while (pids := processes(runtime_dir)) and time.monotonic() < deadline:
-        for pid in pids:
-            removed.append(Leftover("process", describe(pid)))
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    groups = Cgroups(runtime_dir)
-    for group in groups.existing():
-        removed.append(Leftover("cgroup", str(group)))
-        groups.remove(group)
-    groups.remove_base()
+    removed = [Leftover("process", describe(pid)) for pid in processes(runtime_dir)]
+    houses = HostHouses(runtime_dir)
+    for replica_id in houses.existing():
+        await houses.remove(replica_id)
+    houses.dismantle()
+    pids = processes(runtime_dir)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KILL_TIMEOUT_S):
+            await asyncio.gather(*(wait_pid(pid) for pid in pids))
     for point in mounts(runtime_dir):
         removed.append(Leftover("mount", point))
         _unmount(point)
     for entry in _entries(runtime_dir):
-        if entry.name in KEPT_FILES:
-            continue
-        removed.append(Leftover("file", str(entry)))
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        if entry.name not in KEPT:
+            removed.append(Leftover("file", str(entry)))
+            await asyncio.to_thread(_delete, entry)
     return removed
 
 
-def _unmount(point: str) -> None:
-    import ctypes
+def _delete(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
 
+
+def _unmount(point: str) -> None:
     detach = 2  # MNT_DETACH
     ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(point), detach)
 

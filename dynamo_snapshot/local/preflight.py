@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu_probe import probe_criu
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import require_free
@@ -18,6 +20,7 @@ from dynamo_snapshot.model import Reason
 def check(fleet: Fleet) -> None:
     """Raises the first ``SnapshotError`` that would keep ``fleet`` from running here; changes nothing."""
     require_root()
+    require_criu(fleet.agent.criu)
     require_dynamo()
     require_model(fleet)
     require_commands(fleet)
@@ -37,6 +40,18 @@ def require_root() -> None:
             Reason.NOT_PRIVILEGED,
             f"this runs as user {os.geteuid()}, and CRIU, namespaces and mounts need root",
             "Run it as root, for instance with sudo.",
+        )
+
+
+def require_criu(configured: Path | None) -> None:
+    criu = find_criu(configured)
+    # Tried, not asked for its version: whether it works depends on the kernel. It takes half a second.
+    probe = probe_criu(criu)
+    if not probe.works:
+        raise SnapshotError(
+            Reason.CRIU_TOO_OLD,
+            f"{criu} ({probe.version or 'version unknown'}) cannot dump and restore a process here: {probe.problem}",
+            "Run `dynamo-snapshot install-criu`, or name another one under agent.criu.",
         )
 
 

@@ -52,7 +52,7 @@ def frontend(fleet: Fleet, environment: Mapping[str, str]) -> Service:
     return Service(name="frontend", command=command, environment=environment, ready=ready)
 
 
-def planner_configuration(fleet: Fleet) -> dict[str, Any]:
+def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]:
     """What Dynamo's planner is to read, with our plugin in it."""
     section = fleet.planner
     bounds = {pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas) for pool in fleet.pools.values()}
@@ -67,6 +67,7 @@ def planner_configuration(fleet: Fleet) -> dict[str, Any]:
         headroom_replicas=section.headroom_replicas,
         advisory=section.advisory,
         fleet_status_path=str(fleet.agent.runtime_dir / FLEET_STATUS),
+        control_api_port=control_port,
         decision_log_path=str(fleet.agent.runtime_dir / DECISION_LOG),
     )
 

@@ -102,11 +102,11 @@ class Record:
 
 
 class Recorder:
-    """Fills a :class:`Record` while its block runs; ``changed`` is set at every event."""
+    """Fills a :class:`Record` while its block runs."""
 
     def __init__(self, bus: Bus, runtime_dir: Path, etcd_url: str, prefix: str) -> None:
         self.record = Record(began_at=time.time())
-        self.changed = asyncio.Event()
+        self._changed = asyncio.Condition()
         self._bus = bus
         self._runtime_dir = runtime_dir
         self._etcd = Etcd(etcd_url)
@@ -137,13 +137,21 @@ class Recorder:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.changed.clear()
             try:
                 async with asyncio.timeout(left):
-                    await self.changed.wait()
+                    await self.next_change()
             except TimeoutError:
                 return condition()
         return True
+
+    async def next_change(self) -> None:
+        """Returns at the next event."""
+        async with self._changed:
+            await self._changed.wait()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _follow_reports(self) -> None:
         async for reported in self._bus.watch_reported():
@@ -151,20 +159,20 @@ class Recorder:
                 self._nodes.add(reported.node)
                 self._tasks.append(asyncio.create_task(self._follow_orders(reported.node), name="record orders"))
             self.record.take_report(reported)
-            self.changed.set()
+            await self._notify()
 
     async def _follow_orders(self, node: str) -> None:
         async for wanted in self._bus.watch_wanted(node):
             for order in wanted.orders:
                 self.record.orders.setdefault(order.id, order)
-            self.changed.set()
+            await self._notify()
 
     async def _follow_discovery(self) -> None:
         async for changes in self._etcd.watch(self._prefix, start_revision=1):
             now = time.time()
             for change in changes:
                 self.record.take_change(change, now)
-            self.changed.set()
+            await self._notify()
 
     async def _follow_status(self) -> None:
         at = 0.0
@@ -173,5 +181,5 @@ class Recorder:
             if status is not None and status.at != at:
                 at = status.at
                 self.record.take_status(status)
-                self.changed.set()
+                await self._notify()
             await asyncio.sleep(STATUS_INTERVAL_S)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 
 from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.local.demo import Demo
+from dynamo_snapshot.local.demo_fleet import DemoOptions
 from dynamo_snapshot.local.leftovers import Leftover
 from dynamo_snapshot.local.observe import observe
 from dynamo_snapshot.local.up import LocalFleet
 from dynamo_snapshot.local.view import LiveView
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -32,23 +38,15 @@ async def stop_signals() -> AsyncIterator[asyncio.Event]:
 async def run(fleet: Fleet, *, plain: bool = False) -> list[Leftover]:
     """Runs ``fleet`` until SIGINT or SIGTERM; returns what it left behind."""
     console = Console()
-    async with stop_signals() as stop:
-        with LiveView(fleet, console, plain=plain) as view:
-            local = LocalFleet(fleet, view.say)
-            starting = asyncio.create_task(local.start(), name="start")
-            stopping = asyncio.create_task(stop.wait(), name="stop")
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                view.say("stopping before everything is up")
-                starting.cancel()
-                await asyncio.wait({starting})
+    with LiveView(console, plain=plain) as view:
+        local = LocalFleet(fleet, view.say)
+        async with stop_signals() as stop:
+            if await unless_stopped(local.start(), stop) is Stopped.EARLY:
                 return []
-            starting.result()
             view.say(f"serving {fleet.model.name} at {local.frontend_url}/v1")
-            async with asyncio.TaskGroup() as group:
-                showing = group.create_task(observe(local, view.show), name="view")
-                await stop.wait()
-                showing.cancel()
+            showing = asyncio.create_task(observe(local, view.show), name="view")
+            await stop.wait()
+            showing.cancel()
             view.say("stopping: workers drain first")
             left = await local.stop()
     for leftover in left:
@@ -56,3 +54,36 @@ async def run(fleet: Fleet, *, plain: bool = False) -> list[Leftover]:
     if not left:
         console.print("stopped; nothing left behind")
     return left
+
+
+async def run_demo(options: DemoOptions, console: Console, *, plain: bool = False) -> dict[str, Any] | None:
+    """Plays the demo before a person; None when SIGINT or SIGTERM ended it early, with everything taken down."""
+    with LiveView(console, plain=plain) as view:
+        demo = Demo(options, view.say)
+        showing = asyncio.create_task(observe(demo.local, view.show), name="view")
+        try:
+            async with stop_signals() as stop:
+                result = await unless_stopped(demo.run(), stop)
+        finally:
+            showing.cancel()
+    return None if result is Stopped.EARLY else result
+
+
+class Stopped(Enum):
+    EARLY = "early"
+    """A signal came before the work was done."""
+
+
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | Literal[Stopped.EARLY]:
+    """Awaits ``work``, which is cancelled, and has cleaned up, when ``stop`` is set first."""
+    working = asyncio.create_task(work, name="work")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait({working})
+    if not working.cancelled():
+        return working.result()  # it ended at the same moment, or failed while cleaning up
+    return Stopped.EARLY

@@ -37,10 +37,12 @@ class LocalFleet:
     Args:
         fleet: validated; servers may be embedded.
         say: told in a few words what happens, for a person.
+        planner_port: where Dynamo's planner takes changes of its bounds on loopback; 0: nowhere.
     """
 
-    def __init__(self, fleet: Fleet, say: Say = lambda text: None) -> None:
+    def __init__(self, fleet: Fleet, say: Say = lambda text: None, *, planner_port: int = 0) -> None:
         self.fleet = fleet
+        self.planner_port = planner_port
         self.say = say
         self.runtime_dir = fleet.agent.runtime_dir
         self.supervisor = Supervisor(self.runtime_dir / "logs", self._service_changed)
@@ -68,16 +70,28 @@ class LocalFleet:
         Raises:
             SnapshotError: nothing of this fleet runs then.
         """
+        await self.start_servers()
+        await self.start_workers()
+
+    async def start_servers(self) -> None:
+        """The first half of :meth:`start`: etcd and NATS answer, nothing is in them yet."""
         self._lock = lock(self.runtime_dir)
         try:
             preflight.check(self.fleet)
-            for leftover in leftovers.remove(self.runtime_dir):
+            for leftover in await leftovers.remove(self.runtime_dir):
                 self.say(f"removed what an earlier fleet left: {leftover}")
             await self._start_servers()
-            await self._start_dynamo()
         except BaseException:
             await asyncio.shield(self.stop())
             raise
+
+    async def start_workers(self) -> None:
+        """The second half of :meth:`start`: Dynamo's parts and ours run, and the fleet orders its workers."""
+        try:
+            await self._start_dynamo()
+        except BaseException as error:
+            await asyncio.shield(self.stop())
+            raise first_error(error) from None
 
     async def stop(self) -> list[Leftover]:
         """Drains the workers, ends every process, and returns what could not be removed: nothing, if all is well."""
@@ -95,7 +109,9 @@ class LocalFleet:
         left = await self._sweep_keys() if self.etcd_url else []
         ports = {*self.footprint.ports, self.fleet.frontend.port}
         await self.supervisor.stop_all()
-        left += await asyncio.to_thread(self._count_and_clean, ports)
+        left += self._count(ports)
+        # What is meant to be there while a fleet runs goes with it.
+        await leftovers.remove(self.runtime_dir)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -122,7 +138,9 @@ class LocalFleet:
             update={"servers": self.fleet.servers.model_copy(update={"etcd": self.etcd_url, "nats": self.nats_url})}
         )
         fleet_file.write_text(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
-        planner_file.write_text(yaml.safe_dump(processes.planner_configuration(resolved), sort_keys=False))
+        planner_file.write_text(
+            yaml.safe_dump(processes.planner_configuration(resolved, self.planner_port), sort_keys=False)
+        )
         self._tasks.append(asyncio.create_task(self.footprint.follow(self.bus), name="footprint"))
         # The planner takes ten seconds to its first tick: it boots beside the others.
         async with asyncio.TaskGroup() as group:
@@ -172,7 +190,7 @@ class LocalFleet:
         except SnapshotError as error:
             return [] if self.fleet.servers.etcd == "embedded" else [Leftover("key", f"unknown: {error.message}")]
 
-    def _count_and_clean(self, ports: set[int]) -> list[Leftover]:
+    def _count(self, ports: set[int]) -> list[Leftover]:
         runtime_dir = self.runtime_dir
         left = [Leftover("process", leftovers.describe(pid)) for pid in leftovers.processes(runtime_dir)]
         left += [Leftover("namespace", str(inode)) for inode in leftovers.namespaces(self.footprint.namespaces)]
@@ -181,14 +199,16 @@ class LocalFleet:
         left += [Leftover("port", str(port)) for port in leftovers.listening(ports)]
         left += [Leftover("cgroup", path) for path in leftovers.cgroups(runtime_dir)]
         replicas = runtime_dir / "replicas"
-        left += [Leftover("file", path) for path in leftovers.files(replicas)] if replicas.exists() else []
-        # What is meant to be there while a fleet runs goes with it.
-        leftovers.remove(runtime_dir)
-        return left
+        return left + ([Leftover("file", path) for path in leftovers.files(replicas)] if replicas.exists() else [])
 
     def _service_changed(self, status: ServiceStatus) -> None:
         if status.detail:
             self.say(f"{status.name} {status.detail}")
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error itself, or the first one in a group that may be nested."""
+    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def fleet_prefixes(fleet: Fleet) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.local.observe import STALE_AFTER_S, FleetView
 from dynamo_snapshot.local.service import ServiceState
 from dynamo_snapshot.model import ReplicaState, ReplicaStatus
@@ -92,8 +91,7 @@ def state_changes(before: FleetView | None, after: FleetView) -> list[str]:
 class LiveView:
     """Shows views and lines as they come: redrawn in place in a terminal, else one line for each thing that changed."""
 
-    def __init__(self, fleet: Fleet, console: Console, *, plain: bool = False) -> None:
-        self._fleet = fleet
+    def __init__(self, console: Console, *, plain: bool = False) -> None:
         self._console = console
         self._began = time.monotonic()
         self._lines: list[str] = []
