@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,8 +66,6 @@ def etcd_command(data_dir: Path, port: int, peer_port: int) -> list[str]:
 @pytest.fixture
 def start_etcd(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
     """Returns a function that starts an etcd of the test's own: (URL, process)."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         count = 0
 
@@ -79,6 +77,35 @@ def start_etcd(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Po
             return f"http://127.0.0.1:{port}", stack.enter_context(running(command, port, tmp_path / "etcd.log"))
 
         yield start
+
+
+class EtcdServer:
+    """An etcd that a test may stop and start again: same port, same data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._port = _free_port()
+        self._command = etcd_command(folder / "etcd-data", self._port, _free_port())
+        self._log = folder / "etcd.log"
+        self._running: ExitStack | None = None
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._running = ExitStack()
+        self._running.enter_context(running(self._command, self._port, self._log))
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+@pytest.fixture
+def etcd_server(tmp_path: Path) -> Iterator[EtcdServer]:
+    """A running etcd of the test's own."""
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,124 @@
+"""Discovery in etcd, as Dynamo 1.6 keeps it.
+
+An instance is a JSON value under ``v1/instances/<namespace>/<component>/<endpoint>/<id in hex>``, and
+its id is the etcd lease that all keys of its worker hang on. So one revocation takes a dead worker
+out of every list at once, whereas deleting one key of a live one would make it vanish for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aetcd
+import grpc
+import msgspec
+
+from dynamo_snapshot.discovery.backoff import Backoff
+from dynamo_snapshot.discovery.client import connected, etcd_errors
+from dynamo_snapshot.discovery.interface import DiscoveryView
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Instance
+
+PREFIX = "v1/instances/"
+
+
+class EtcdDiscovery:
+    """Dynamo ``namespace`` in the etcd at ``url``."""
+
+    def __init__(self, url: str, namespace: str, backoff: Backoff | None = None) -> None:
+        self._url = url
+        self._prefix = f"{PREFIX}{namespace}/".encode()
+        self._backoff = backoff or Backoff()
+
+    async def watch(self) -> AsyncIterator[DiscoveryView]:
+        known = True
+        while True:
+            try:
+                async for view in self._follow():
+                    known = True
+                    self._backoff.reset()
+                    yield view
+            except SnapshotError:
+                if known:
+                    known = False
+                    yield None
+            await asyncio.sleep(self._backoff.next())
+
+    async def revoke(self, instance_id: int) -> None:
+        async with connected(self._url) as client:
+            with etcd_errors(self._url, f"revoke the lease of instance {instance_id}"):
+                try:
+                    await client.revoke_lease(_signed(instance_id))
+                except aetcd.ClientError as error:
+                    if not _is_gone(error):
+                        raise
+
+    async def _follow(self) -> AsyncIterator[DiscoveryView]:
+        """Yields views until the connection, or the history that the watch needs, is lost."""
+        async with connected(self._url) as client:
+            with etcd_errors(self._url, "read discovery"):
+                present = await client.get_prefix(self._prefix)
+                instances = {item.key: parse_instance(item.value) for item in present}
+            yield _view(instances)
+            with etcd_errors(self._url, "watch discovery"):
+                # From the revision after the one that was read: nothing between the two is missed.
+                watch = await client.watch_prefix(self._prefix, start_revision=present.header.revision + 1)
+                async for event in watch:
+                    if event.kind == aetcd.rtypes.EventKind.PUT:
+                        instances[event.kv.key] = parse_instance(event.kv.value)
+                    else:
+                        instances.pop(event.kv.key, None)
+                    yield _view(instances)
+
+
+class _Transport(msgspec.Struct):
+    tcp: str | None = None
+
+
+class _Registration(msgspec.Struct):
+    """The part of Dynamo's value that is read here; whatever else stands there is ignored."""
+
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    transport: _Transport
+
+
+def parse_instance(value: bytes) -> Instance | None:
+    """Reads one registration; None where it is no TCP endpoint, which no worker of this project is.
+
+    ``transport.tcp`` is ``host:port/…``; an IPv6 host stands in brackets.
+    """
+    try:
+        registration = msgspec.json.decode(value, type=_Registration)
+    except msgspec.DecodeError:
+        return None
+    address, _, _ = (registration.transport.tcp or "").partition("/")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return None
+    return Instance(
+        instance_id=registration.instance_id,
+        namespace=registration.namespace,
+        component=registration.component,
+        endpoint=registration.endpoint,
+        host=host.strip("[]"),
+        port=int(port),
+    )
+
+
+def _view(instances: dict[bytes, Instance | None]) -> tuple[Instance, ...]:
+    known = [instance for instance in instances.values() if instance is not None]
+    return tuple(sorted(known, key=lambda instance: (instance.instance_id, instance.component, instance.endpoint)))
+
+
+def _signed(instance_id: int) -> int:
+    """Lease ids are signed 64-bit numbers in etcd, instance ids unsigned ones in Dynamo."""
+    return instance_id - (1 << 64) if instance_id >= 1 << 63 else instance_id
+
+
+def _is_gone(error: aetcd.ClientError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,294 @@
+"""One suite for every discovery: a real etcd with keys as Dynamo writes them, and the one in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import pytest
+
+from dynamo_snapshot.discovery.backoff import Backoff
+from dynamo_snapshot.discovery.client import connected
+from dynamo_snapshot.discovery.etcd import EtcdDiscovery, parse_instance
+from dynamo_snapshot.discovery.in_memory import InMemoryDiscovery
+from dynamo_snapshot.discovery.interface import Discovery, DiscoveryView
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Instance, Reason
+
+
+class Scene(Protocol):
+    """A discovery, and the workers and outages that a test makes."""
+
+    discovery: Discovery
+
+    async def register(self, port: int) -> Instance: ...
+    async def unregister(self, instance: Instance) -> None: ...
+    async def outage(self, on: bool) -> None: ...
+
+
+class InMemoryScene:
+    def __init__(self) -> None:
+        self.memory = InMemoryDiscovery()
+        self.discovery: Discovery = self.memory
+        self.count = 0
+
+    async def register(self, port: int) -> Instance:
+        self.count += 1
+        instance = instance_at(self.count, port)
+        self.memory.register(instance)
+        return instance
+
+    async def unregister(self, instance: Instance) -> None:
+        self.memory.unregister(instance.instance_id)
+
+    async def outage(self, on: bool) -> None:
+        self.memory.set_reachable(not on)
+
+
+class EtcdScene:
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.discovery: Discovery = EtcdDiscovery(server.url, "dynamo", Backoff(limit_s=0.2))
+
+    async def register(self, port: int) -> Instance:
+        async with connected(self.server.url) as client:
+            lease = await client.lease(60)
+            instance = instance_at(lease.id, port)
+            for prefix in ("v1/instances", "v1/mdc"):
+                await client.put(f"{prefix}/dynamo/backend/generate/{lease.id:x}".encode(), value(instance), lease)
+            return instance
+
+    async def unregister(self, instance: Instance) -> None:
+        async with connected(self.server.url) as client:
+            await client.delete(f"v1/instances/dynamo/backend/generate/{instance.instance_id:x}".encode())
+
+    async def outage(self, on: bool) -> None:
+        await asyncio.to_thread(self.server.stop if on else self.server.start)
+
+
+def instance_at(instance_id: int, port: int) -> Instance:
+    return Instance(
+        instance_id=instance_id,
+        namespace="dynamo",
+        component="backend",
+        endpoint="generate",
+        host="127.0.0.1",
+        port=port,
+    )
+
+
+def value(instance: Instance) -> bytes:
+    """As Dynamo 1.6.1 writes it."""
+    name = f"{instance.instance_id:x}"
+    return json.dumps(
+        {
+            "type": "Endpoint",
+            "component": instance.component,
+            "endpoint": instance.endpoint,
+            "namespace": instance.namespace,
+            "instance_id": instance.instance_id,
+            "transport": {"tcp": f"{instance.host}:{instance.port}/{name}/dynamo/backend/generate"},
+            "device_type": "cuda",
+            "request_plane_codec": "msgpack",
+        }
+    ).encode()
+
+
+@pytest.fixture(params=["in_memory", "etcd"])
+def scene(request: pytest.FixtureRequest) -> Scene:
+    if request.param == "in_memory":
+        return InMemoryScene()
+    return EtcdScene(request.getfixturevalue("etcd_server"))
+
+
+async def until(views: AsyncIterator[DiscoveryView], wanted: DiscoveryView) -> None:
+    """Reads views up to ``wanted``."""
+    async with asyncio.timeout(20):
+        while await anext(views) != wanted:
+            pass
+
+
+def by_id(*instances: Instance) -> tuple[Instance, ...]:
+    return tuple(sorted(instances, key=lambda instance: instance.instance_id))
+
+
+async def test_the_first_view_comes_at_once_even_if_empty(scene: Scene) -> None:
+    assert await asyncio.wait_for(anext(scene.discovery.watch()), 5) == ()
+
+
+async def test_who_registered_before_and_after_is_seen(scene: Scene) -> None:
+    before = await scene.register(20001)
+    views = scene.discovery.watch()
+    await until(views, (before,))
+    after = await scene.register(20002)
+    await until(views, by_id(before, after))
+
+
+async def test_who_leaves_is_gone(scene: Scene) -> None:
+    stays, leaves = await scene.register(20001), await scene.register(20002)
+    views = scene.discovery.watch()
+    await until(views, by_id(stays, leaves))
+    await scene.unregister(leaves)
+    await until(views, (stays,))
+
+
+async def test_revoking_takes_an_instance_out_and_no_other(scene: Scene) -> None:
+    stays, dead = await scene.register(20001), await scene.register(20002)
+    views = scene.discovery.watch()
+    await scene.discovery.revoke(dead.instance_id)
+    await until(views, (stays,))
+
+
+async def test_revoking_who_is_gone_is_nothing_to_do(scene: Scene) -> None:
+    dead = await scene.register(20001)
+    await scene.discovery.revoke(dead.instance_id)
+    await scene.discovery.revoke(dead.instance_id)
+
+
+async def test_an_outage_is_unknown_not_empty_and_ends(scene: Scene) -> None:
+    there = await scene.register(20001)
+    views = scene.discovery.watch()
+    await until(views, (there,))
+    await scene.outage(True)
+    await until(views, None)
+    with pytest.raises(SnapshotError) as caught:
+        await scene.discovery.revoke(there.instance_id)
+    assert caught.value.reason is Reason.SERVER_UNREACHABLE
+    await scene.outage(False)
+    await until(views, (there,))
+
+
+async def test_a_change_during_an_outage_is_seen_after_it(scene: Scene) -> None:
+    gone = await scene.register(20001)
+    views = scene.discovery.watch()
+    await until(views, (gone,))
+    await scene.unregister(gone)
+    await scene.outage(True)
+    await until(views, None)
+    await scene.outage(False)
+    await until(views, ())
+
+
+async def test_a_watch_that_begins_in_an_outage_says_unknown(scene: Scene) -> None:
+    await scene.outage(True)
+    views = scene.discovery.watch()
+    await until(views, None)
+    await scene.outage(False)
+    await until(views, ())
+
+
+# What only etcd can get wrong
+
+
+async def test_every_key_of_a_revoked_worker_goes(etcd_server: Any) -> None:
+    scene = EtcdScene(etcd_server)
+    dead = await scene.register(20001)
+    await scene.discovery.revoke(dead.instance_id)
+    async with connected(etcd_server.url) as client:
+        assert len(await client.get_prefix(b"v1/")) == 0
+
+
+async def test_other_namespaces_and_transports_are_not_seen(etcd_server: Any) -> None:
+    async with connected(etcd_server.url) as client:
+        await client.put(b"v1/instances/dynamo2/backend/generate/1", value(instance_at(1, 20001)))
+        await client.put(b"v1/instances/dynamo/backend/generate/2", b'{"type":"Endpoint"}')
+        await client.put(b"v1/instances/dynamo/backend/generate/3", value(instance_at(3, 20003)))
+    await until(EtcdDiscovery(etcd_server.url, "dynamo").watch(), (instance_at(3, 20003),))
+
+
+async def test_a_compacted_history_does_not_stop_the_watch(etcd_server: Any) -> None:
+    scene = EtcdScene(etcd_server)
+    views = scene.discovery.watch()
+    await until(views, ())
+    async with connected(etcd_server.url) as client:
+        await client.compact((await client.get_prefix(b"v1/")).header.revision)
+    there = await scene.register(20001)
+    await until(views, (there,))
+
+
+async def test_a_server_that_hangs_becomes_unknown(start_etcd: Any) -> None:
+    url, process = start_etcd()
+    views = EtcdDiscovery(url, "dynamo", Backoff(limit_s=0.2)).watch()
+    await until(views, ())
+    process.send_signal(19)  # SIGSTOP
+    try:
+        await until(views, None)
+    finally:
+        process.send_signal(18)  # SIGCONT
+    await until(views, ())
+
+
+async def test_a_registered_worker_of_dynamo_is_matched_by_its_port(etcd_url: str, free_port: Any) -> None:
+    port, namespace = free_port(), f"discovery-{os.getpid()}"
+    code = (
+        "import asyncio, sys\n"
+        "from dynamo.runtime import DistributedRuntime\n"
+        "async def main():\n"
+        "    runtime = DistributedRuntime(asyncio.get_running_loop(), 'etcd', 'tcp')\n"
+        "    endpoint = runtime.endpoint(sys.argv[1] + '.backend.generate')\n"
+        "    async def answer(request, context):\n"
+        "        yield {}\n"
+        "    await endpoint.serve_endpoint(answer)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {
+        **os.environ,
+        "ETCD_ENDPOINTS": etcd_url,
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RPC_PORT": str(port),
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_EVENT_PLANE": "zmq",
+    }
+    environment.pop("NATS_SERVER", None)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, namespace, env=environment)
+    try:
+        views = EtcdDiscovery(etcd_url, namespace).watch()
+        async with asyncio.timeout(30):
+            while not (view := await anext(views)):
+                pass
+        assert [(i.component, i.endpoint, i.host, i.port) for i in view] == [("backend", "generate", "127.0.0.1", port)]
+        process.kill()
+        await process.wait()
+        await EtcdDiscovery(etcd_url, namespace).revoke(view[0].instance_id)
+        await until(views, ())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("tcp", "host", "port"),
+    [
+        ("10.0.0.1:43133/2040/dynamo", "10.0.0.1", 43133),
+        ("[::1]:5/x", "::1", 5),
+        ("worker-0.svc:80/a", "worker-0.svc", 80),
+    ],
+)
+def test_addresses(tcp: str, host: str, port: int) -> None:
+    data = {"namespace": "n", "component": "c", "endpoint": "e", "instance_id": 7, "transport": {"tcp": tcp}}
+    instance = parse_instance(json.dumps(data).encode())
+    assert instance is not None
+    assert (instance.host, instance.port) == (host, port)
+
+
+@pytest.mark.parametrize("transport", [{"nats_tcp": "dynamo_backend"}, {"tcp": "nonsense"}, {"tcp": "host:port/x"}, {}])
+def test_what_is_no_tcp_endpoint_is_ignored(transport: dict[str, str]) -> None:
+    data = {"namespace": "n", "component": "c", "endpoint": "e", "instance_id": 7, "transport": transport}
+    assert parse_instance(json.dumps(data).encode()) is None
+
+
+def test_backoff_is_capped_jittered_and_reset() -> None:
+    class Highest:
+        def uniform(self, low: float, high: float) -> float:
+            assert low == 0.0
+            return high
+
+    backoff = Backoff(first_s=0.1, limit_s=1.0, dice=Highest())  # type: ignore[arg-type]  # only uniform() is used
+    assert [backoff.next() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    backoff.reset()
+    assert backoff.next() == 0.1
