@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_snapshot.agent.cgroups import Cgroups
-from dynamo_snapshot.agent.house import MARK, MOUNT_POINT, HostHouses
+from dynamo_snapshot.agent.house import MARK, MOUNT_POINT
 from dynamo_snapshot.agent.process import wait_pid
+from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
 
 KEPT = ("logs", MOUNT_POINT.name)
@@ -133,10 +134,7 @@ async def remove(runtime_dir: Path) -> list[Leftover]:
     The caller holds the folder's lock: no other fleet runs there.
     """
     removed = [Leftover("process", describe(pid)) for pid in processes(runtime_dir)]
-    houses = HostHouses(runtime_dir)
-    for replica_id in houses.existing():
-        await houses.remove(replica_id)
-    houses.dismantle()
+    await teardown(runtime_dir)
     pids = processes(runtime_dir)
     for pid in pids:
         with suppress(ProcessLookupError):

@@ -12,11 +12,11 @@ from typing import IO
 
 import yaml
 
+from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import leftovers, preflight, processes, servers
-from dynamo_snapshot.local.drain import drain
 from dynamo_snapshot.local.etcd import Etcd
 from dynamo_snapshot.local.footprint import Footprint
 from dynamo_snapshot.local.leftovers import Leftover
@@ -101,11 +101,10 @@ class LocalFleet:
         self._tasks.clear()
         for name in ("planner", "controller"):
             await self.supervisor.stop(name)
-        if self.supervisor.pid("agent") is not None:
-            timeout = max(pool.worker.drain_timeout_s for pool in self.fleet.pools.values())
-            await drain(self.bus, timeout, self.say)
-        for name in ("agent", "frontend"):
-            await self.supervisor.stop(name)
+        await self.supervisor.stop("agent")
+        # Nobody makes new ones now. The frontend is there until the last worker has finished its requests.
+        await teardown(self.runtime_dir, max(pool.worker.drain_timeout_s for pool in self.fleet.pools.values()))
+        await self.supervisor.stop("frontend")
         left = await self._sweep_keys() if self.etcd_url else []
         ports = {*self.footprint.ports, self.fleet.frontend.port}
         await self.supervisor.stop_all()
