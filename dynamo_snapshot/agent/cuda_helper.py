@@ -1,10 +1,8 @@
 """The node's one CUDA helper process: ``python -m dynamo_snapshot.agent.cuda_helper FD DRIVER``.
 
 Each process that uses the CUDA driver pays for ``cuInit`` (seconds, on some hosts), and a driver that
-crashes takes its process along. So the calls live here: resident, and outside the agent. ``FD`` is a
-connected socket that carries the lines of :mod:`dynamo_snapshot.agent.cuda_wire`; when it is closed
-the helper finishes what it is doing and ends. ``DRIVER`` names a function, as
-``dynamo_snapshot.agent.cuda_bindings:open_driver``.
+crashes takes its process along. So the calls live here: resident, and outside the agent. ``DRIVER``
+names a function, as ``dynamo_snapshot.agent.cuda_bindings:open_driver``.
 """
 
 from __future__ import annotations
@@ -12,35 +10,42 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import CheckpointDriver
-from dynamo_snapshot.agent.cuda_wire import Answer, Call, Failure, carry_out
+from dynamo_snapshot.agent.cuda_driver import CheckpointDriver, Operation
+from dynamo_snapshot.agent.resident_wire import serve
 from dynamo_snapshot.errors import SnapshotError
 
 CALLS_AT_ONCE = 32
 """One for each process of the largest tree (ranks of one host), and some."""
 
 
-def serve(connection: socket.socket, driver: CheckpointDriver | SnapshotError) -> None:
-    """Answers calls until the other side closes; a ``driver`` that is an error is the answer to all of them."""
-    writing = threading.Lock()
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of the driver; ``operation`` None asks for the inventory."""
 
-    def answer(call: Call) -> None:
-        if isinstance(driver, SnapshotError):
-            found = Answer(id=call.id, failure=Failure.of(driver))
-        else:
-            found = carry_out(driver, call)
-        with writing:
-            connection.sendall(msgspec.json.encode(found) + b"\n")
+    operation: Operation | None = None
+    pid: int = 0
+    timeout_ms: int = 0
+    devices: dict[str, str] = {}
 
-    decoder = msgspec.json.Decoder(Call)
-    with ThreadPoolExecutor(CALLS_AT_ONCE) as calls, connection.makefile("rb") as lines:
-        for line in lines:
-            calls.submit(answer, decoder.decode(line))
+
+def carry_out(driver: CheckpointDriver, call: Call) -> object:
+    """Makes ``call`` and returns its result: an inventory, a state, or None."""
+    match call.operation:
+        case None:
+            return driver.inventory()
+        case Operation.STATE:
+            return driver.state(call.pid)
+        case Operation.LOCK:
+            driver.lock(call.pid, call.timeout_ms)
+        case Operation.CHECKPOINT:
+            driver.checkpoint(call.pid)
+        case Operation.RESTORE:
+            driver.restore(call.pid, call.devices)
+        case Operation.UNLOCK:
+            driver.unlock(call.pid)
+    return None
 
 
 def main(descriptor: int, driver: str) -> None:
@@ -49,9 +54,16 @@ def main(descriptor: int, driver: str) -> None:
     try:
         opened = getattr(importlib.import_module(module), function)()
     except SnapshotError as error:
-        opened = error
+        opened = error  # the answer to every call
+    decoder = msgspec.json.Decoder(Call)
+
+    def handle(body: bytes) -> object:
+        if isinstance(opened, SnapshotError):
+            raise opened
+        return carry_out(opened, decoder.decode(body))
+
     with socket.socket(fileno=descriptor) as connection:
-        serve(connection, opened)
+        serve(connection, handle, CALLS_AT_ONCE)
 
 
 if __name__ == "__main__":

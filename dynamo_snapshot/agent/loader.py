@@ -1,0 +1,98 @@
+"""The agent's end of a GPU's weight loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dynamo_snapshot.agent.loader_process import Settings
+from dynamo_snapshot.agent.loader_wire import (
+    Cancel,
+    Finished,
+    Load,
+    Loaded,
+    LoaderStatus,
+    Prefetch,
+    SegmentBytes,
+    Status,
+)
+from dynamo_snapshot.agent.resident import Resident
+from dynamo_snapshot.model import Reason
+from worker_hooks.weights.handover import SOCKET
+from worker_hooks.weights.segment import Segment, SegmentStore
+
+DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
+
+
+class WeightLoader:
+    """One GPU's resident loader process. Errors are those of its requests, or ``loader_died``.
+
+    Args:
+        device: the GPU's UUID; the loader sees no other.
+        log: where its standard error goes.
+        settings: threads, pinned memory, way of reading.
+        environment: of the loader; by default the agent's own.
+    """
+
+    def __init__(
+        self, device: str, log: Path, settings: Settings | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.device = device
+        self._resident = Resident(
+            f"weight loader of {device}",
+            "dynamo_snapshot.agent.loader_process",
+            [msgspec.json.encode(settings or Settings()).decode()],
+            log=log,
+            died=Reason.LOADER_DIED,
+            environment={**(os.environ if environment is None else environment), DEVICES_ENV: device},
+        )
+
+    def __repr__(self) -> str:
+        return repr(self._resident)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the loader; None while none runs."""
+        return self._resident.pid
+
+    async def ready(self) -> LoaderStatus:
+        """Starts the loader if need be; returns once context and pinned buffers are there."""
+        return msgspec.json.decode(await self._resident.ask(Status()), type=LoaderStatus)
+
+    async def load(self, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore) -> None:
+        """Begins to load ``segments`` for the replica ``name``, whose worker will ask for them in ``house``.
+
+        Returns once the memory is made: call it before CRIU, so that a GPU without room refuses first.
+
+        Raises:
+            SnapshotError: ``gpu_out_of_memory``, ``weights_corrupt`` or ``loader_died``.
+        """
+        await self._resident.ask(
+            Load(name=name, socket=str(house / SOCKET), segments=_bytes_of(segments, store)),
+        )
+
+    async def finished(self, name: str) -> Loaded:
+        """Returns once all bytes are on the GPU."""
+        return msgspec.json.decode(await self._resident.ask(Finished(name=name)), type=Loaded)
+
+    async def cancel(self, name: str) -> None:
+        """Gives a load up that nobody has taken; nothing happens if there is none."""
+        await self._resident.ask(Cancel(name=name))
+
+    async def prefetch(self, segments: Sequence[Segment], store: SegmentStore) -> Loaded:
+        """Reads segments into the page cache."""
+        return msgspec.json.decode(await self._resident.ask(Prefetch(segments=_bytes_of(segments, store))), type=Loaded)
+
+    async def close(self) -> None:
+        """Ends the loader; loads that nobody has taken are given up."""
+        await self._resident.close()
+
+
+def _bytes_of(segments: Sequence[Segment], store: SegmentStore) -> tuple[SegmentBytes, ...]:
+    return tuple(
+        SegmentBytes(path=str(store.path(segment.digest)), size=segment.size, digest=segment.digest)
+        for segment in segments
+    )
