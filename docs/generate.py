@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dynamo_snapshot import config
-from dynamo_snapshot.fleet import core
+from dynamo_snapshot.fleet.core import lifecycle as replica_lifecycle
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.reasons import EXPLANATIONS
-from worker_hooks import lifecycle
+from worker_hooks import lifecycle as worker_lifecycle
 from worker_hooks import reasons as worker_reasons
 
 FOLDER = Path(__file__).parent
@@ -29,9 +29,10 @@ def lifecycles() -> str:
     return (
         HEADER + "# Lifecycles\n\nBoth diagrams are drawn from the tables that the code runs on.\n\n"
         "## Worker\n\n`worker_hooks/lifecycle.py`. Any state may also go to FAILED, with a reason.\n\n"
-        f"```mermaid\n{lifecycle.mermaid().strip()}\n```\n\n"
-        "## Replica, as the fleet sees it\n\n`dynamo_snapshot/fleet/core.py`. SERVING is read from discovery.\n\n"
-        f"```mermaid\n{core.mermaid().strip()}\n```\n"
+        f"```mermaid\n{worker_lifecycle.mermaid().strip()}\n```\n\n"
+        "## Replica, as the fleet sees it\n\n"
+        "`dynamo_snapshot/fleet/core/lifecycle.py`. SERVING is read from discovery.\n\n"
+        f"```mermaid\n{replica_lifecycle.mermaid().strip()}\n```\n"
     )
 
 
@@ -42,7 +43,7 @@ def reasons() -> str:
     worker_rows = [
         f"| `{reason.value}` | {worker_reasons.EXPLANATIONS[reason].meaning} "
         f"| {worker_reasons.EXPLANATIONS[reason].remedy} |"
-        for reason in worker_reasons.WorkerReason
+        for reason in worker_reasons.HookReason
     ]
     table = "| code | what it means | what to do |\n| --- | --- | --- |\n"
     return (

@@ -78,17 +78,17 @@ class Worker(Section):
     )
     environment: dict[str, str] = Field(default_factory=dict, description="Set beside the fleet's own variables.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="The replica's cgroup limit, where the host allows.")
-    boot_timeout_s: Seconds = 600
-    drain_timeout_s: Seconds = 30
+    boot_timeout_s: Seconds = Field(600, description="A cold start that takes longer is killed.")
+    drain_timeout_s: Seconds = Field(30, description="What is in flight when a worker drains gets this long.")
 
 
 class Pool(Section):
-    role: Role = Role.DECODE
+    role: Role = Field(Role.DECODE, description="decode also stands for aggregated workers, which do both.")
     component: str = Field("backend", description="The Dynamo component its workers register as.")
     endpoint: str = Field("generate", description="The Dynamo endpoint its workers serve.")
     worker: Worker
-    min_replicas: int = Field(1, ge=0)
-    max_replicas: int = Field(8, ge=1)
+    min_replicas: int = Field(1, ge=0, description="The target never goes below.")
+    max_replicas: int = Field(8, ge=1, description="The target never goes above.")
     snapshot: SnapshotPolicy = Field(default_factory=SnapshotPolicy)
     deadlines: OrderDeadlines = Field(default_factory=OrderDeadlines)
     max_attempts: int = Field(
