@@ -48,10 +48,15 @@ def open_runtime(discovery_backend: str, request_plane: str, event_plane: str | 
     try:
         return DistributedRuntime(loop, discovery_backend, request_plane, event_plane=event_plane)
     except Exception as error:  # the binding raises nothing narrower
-        raise HookError(
-            HookReason.SERVER_UNREACHABLE,
-            f"no runtime over {discovery_backend} ({os.environ.get('ETCD_ENDPOINTS', 'default address')}): {error}",
-        ) from error
+        raise unreachable(error) from error
+
+
+def unreachable(error: Exception) -> HookError:
+    """What a runtime that could not be created means, and where it looked."""
+    where = [f"{name}={os.environ[name]}" for name in ("ETCD_ENDPOINTS", "NATS_SERVER") if name in os.environ]
+    return HookError(
+        HookReason.SERVER_UNREACHABLE, f"no runtime with {' '.join(where) or 'default addresses'}: {error}"
+    )
 
 
 class Presence:

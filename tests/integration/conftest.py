@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from agent_host import AgentHost, MakeHost
+
+from dynamo_snapshot.agent.teardown import teardown
 
 
 def _executable(name: str) -> str:
@@ -135,3 +138,40 @@ def criu() -> Path:
     if not path.exists():
         pytest.fail(f"{path} is missing: run `make setup`")
     return path
+
+
+@pytest.fixture
+async def make_host(tmp_path: Path, free_port: Callable[[], int], criu: Path) -> AsyncIterator[MakeHost]:
+    """Returns a function that makes a host with a node agent; afterwards nothing of it may be left."""
+    hosts: list[AgentHost] = []
+
+    def make(**agent: object) -> AgentHost:
+        folder = tmp_path / f"host-{len(hosts)}"
+        folder.mkdir()
+        hosts.append(AgentHost(folder, free_port(), **{"criu": str(criu), **agent}))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        if host.is_running():
+            await host.stop()
+        assert await teardown(host.runtime_dir) == []
+
+
+@pytest.fixture(scope="session")
+def frontend_url(etcd_url: str, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shared frontend without request migration: tests keep to model names of their own."""
+    from dynamo_world import environment, frontend_command
+
+    port = _free_port()
+    log = tmp_path_factory.mktemp("frontend") / "frontend.log"
+    with running(frontend_command(sys.executable, port, environment(etcd_url, nats_url, "dynamo")), port, log):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model folder."""
+    from dynamo_snapshot.local.tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny-model"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 from worker_hooks.engines.resident import ResidentMemory
 from worker_hooks.engines.symbols import require
-from worker_hooks.gate import Gate, Presence
+from worker_hooks.gate import Gate, Presence, unreachable
 from worker_hooks.hooks import Hooks
 from worker_hooks.lifecycle import Event
 from worker_hooks.reasons import HookError, HookReason
@@ -28,7 +29,7 @@ RESIDENT_MIB_ENV = "MOCKER_RESIDENT_MIB"
 GATE_ENV = "DYNAMO_SNAPSHOT_GATE"
 """``off``: the control run. It registers before boot and self-test are done, as the mocker does by itself."""
 
-_SEAMS = ("worker", "launch_workers", "create_runtime", "run_input", "graceful_shutdown", "parse_args")
+_SEAMS = ("worker", "launch_workers", "create_runtime", "run_input", "graceful_shutdown")
 _FROM_ENVIRONMENT = {
     "DYN_DISCOVERY_BACKEND": "discovery_backend",
     "DYN_REQUEST_PLANE": "request_plane",
@@ -77,7 +78,7 @@ class MockerWorker:
         before = _relevant_environment()
         await self._hooks.snapshot_point(quiesce=_nothing, resume=_nothing)
         if _relevant_environment() != before:
-            fresh = self._mocker.parse_args()
+            fresh = importlib.reload(require("dynamo.mocker.args", ["parse_args"])).parse_args()  # read at import
             for name in _FROM_ENVIRONMENT.values():
                 setattr(arguments, name, getattr(fresh, name))
         gate = self._own_shutdown()
@@ -125,7 +126,7 @@ class MockerWorker:
         try:
             runtime, loop = self._create_runtime(*arguments, **options)
         except Exception as error:  # the binding raises nothing narrower
-            raise HookError(HookReason.SERVER_UNREACHABLE, f"no runtime: {error}") from error
+            raise unreachable(error) from error
         self._runtimes.append(runtime)
         return runtime, loop
 
