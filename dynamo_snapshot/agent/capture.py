@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.house import LOG_INSIDE, House
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.process import children
@@ -29,9 +30,6 @@ from worker_hooks import holder
 
 T = TypeVar("T")
 
-SHM = "shm"
-"""Beside CRIU's images: what lay in the house's ``/dev/shm``, which CRIU does not store."""
-_LINK_REMAP = "link_remap."
 # Pages of a tree that were counted by its processes' resident sizes, plus CRIU's own records.
 _IMAGE_OVERHEAD_BYTES = 16 << 20
 
@@ -86,7 +84,7 @@ class Capture:
     async def stage(self) -> None:
         source = self._replica
         assert source.pid is not None
-        needed = _tree_bytes(source.pid) + _IMAGE_OVERHEAD_BYTES
+        needed = _tree_bytes(source.pid) + shutil.disk_usage(self._house.shm).used + _IMAGE_OVERHEAD_BYTES
         self._staging = await asyncio.to_thread(self._node.store.stage, source.record.pool)
         free = shutil.disk_usage(self._staging.path).free
         if free < needed + self._node.settings.minimum_free_bytes:
@@ -102,7 +100,8 @@ class Capture:
         await self._node.criu.dump(self._house, self._replica.inner_pid, self._staged.path)
 
     async def keep_shm(self) -> None:
-        await asyncio.to_thread(self._copy_shm, self._house.shm, self._staged.path / SHM)
+        await asyncio.to_thread(shm.save, self._house.shm, self._staged.path)
+        await asyncio.to_thread(shm.remove_links, self._house.shm)
 
     async def sync(self) -> None:
         await asyncio.to_thread(self._staged.sync)
@@ -153,12 +152,6 @@ class Capture:
             self._source.capturing = False
             self._source.update()
 
-    @staticmethod
-    def _copy_shm(source: Path, target: Path) -> None:
-        if any(source.iterdir()):
-            shutil.copytree(source, target)
-        _remove_links(source)
-
     @property
     def _replica(self) -> Replica:
         assert self._source is not None
@@ -183,7 +176,7 @@ async def settle(source: Replica) -> None:
         with contextlib.suppress(OSError):
             if _is_stopped(pid):
                 os.kill(pid, signal.SIGCONT)
-    await asyncio.to_thread(_remove_links, source.house.shm)
+    await asyncio.to_thread(shm.remove_links, source.house.shm)
 
 
 class _Stopped(Exception):
@@ -224,9 +217,3 @@ def _tree_bytes(pid: int) -> int:
                 if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
                     total += int(line.split()[1]) * 1024
     return total
-
-
-def _remove_links(shm: Path) -> None:
-    """CRIU names unlinked files for the image; in the running source the names are litter."""
-    for path in shm.glob(f"{_LINK_REMAP}*"):
-        path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
 from dynamo_snapshot.agent.service import AgentService
+from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.bus.interface import Bus
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.config import Fleet
@@ -23,6 +25,7 @@ from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks.guard import scan
 
 JOURNAL = Path("agent", "journal")
+BUS = Path("bus")
 LOCK = Path("agent", "lock")
 
 
@@ -44,6 +47,15 @@ async def run_agent(
         await AgentService(node, made, bus, compatibility, policies).run(stop)
     finally:
         os.close(lock)
+
+
+async def serve(fleet: Fleet, node: str) -> None:
+    """Runs ``fleet``'s agent on the bus in its runtime folder until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run_agent(fleet, node, DirectoryBus(fleet.agent.runtime_dir / BUS), stop)
 
 
 def build_node(settings: Settings, discoverable: Discoverable = nowhere) -> tuple[Node, CompatibilityCache]:

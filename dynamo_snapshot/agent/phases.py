@@ -8,6 +8,7 @@ kill points from the table, so a phase that is added without one fails.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -172,7 +173,6 @@ async def run(
         except SnapshotError as problem:
             error, failed = problem, spec
         except Exception as problem:
-            log.exception("phase failed unexpectedly", pipeline=pipeline, phase=spec.name, order=order_id)
             error, failed = _unexpected(pipeline, spec, problem), spec
         finally:
             phases.append(Phase(name=spec.name, seconds=clock() - entered))
@@ -236,9 +236,15 @@ async def _shielded(work: Awaitable[None]) -> None:
 
 
 def _unexpected(pipeline: str, spec: PhaseSpec, problem: Exception) -> SnapshotError:
-    error = SnapshotError(
-        Reason.INTERNAL_ERROR, f"phase {spec.name} of {pipeline} failed: {type(problem).__name__}: {problem}"
-    )
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = SnapshotError(
+            Reason.DISK_FULL, f"phase {spec.name} of {pipeline}: {problem}", "Free space there, or remove snapshots."
+        )
+    else:
+        log.error("phase failed unexpectedly", pipeline=pipeline, phase=spec.name, exc_info=problem)
+        error = SnapshotError(
+            Reason.INTERNAL_ERROR, f"phase {spec.name} of {pipeline} failed: {type(problem).__name__}: {problem}"
+        )
     error.__cause__ = problem
     return error
 

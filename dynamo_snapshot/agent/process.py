@@ -104,14 +104,15 @@ def inner_pid(pid: int) -> int | None:
     return None
 
 
-def marked_processes(name: str, value: str) -> list[int]:
-    """Every process that was started with ``name=value`` in its environment."""
+def marked_processes(name: str, value: str, *, prefix: bool = False) -> list[int]:
+    """Every process that was started with ``name=value`` in its environment; ``prefix``: or with more after it."""
     wanted = f"{name}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if any(one == wanted or (prefix and one.startswith(wanted)) for one in variables):
                     found.append(int(entry.name))
             except OSError:  # gone, a kernel thread, or not ours to read
                 continue

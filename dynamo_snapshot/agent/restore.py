@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from dynamo_snapshot.agent.capture import SHM
+from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.cold_start import registered
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
@@ -67,8 +66,7 @@ class Restore:
         assert house is not None
         # Said before CRIU runs: whenever the worker ends from now on, its holder knows that it was the worker.
         await house.holder.expect(capture.source_pid)
-        if (self._images / SHM).is_dir():
-            await asyncio.to_thread(shutil.copytree, self._images / SHM, house.shm, dirs_exist_ok=True)
+        await asyncio.to_thread(shm.load, self._images, house.shm)
         await self._node.criu.restore(house, self._images, capture.log_path)
 
     async def adopt(self) -> None:

@@ -2,7 +2,7 @@
 
 It has what makes capturing hard: threads, memory, a child process, an inotify watch, a shared-memory segment and
 a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
-dump; ``refuse_release``: fail once restored; ``never_register``; ``die_at_boot``).
+dump; ``never_register``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation fail.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def main() -> None:
         write("ready-for-snapshot", "ready")
         wait_for("restore-complete")
         say("RESTORED")
-        if FLAW == "refuse_release":
-            say("FAILED", "restore_context_invalid", "told to refuse")
-            sys.exit(4)
         context.update(json.loads((CONTROL / "restore-context.json").read_text()))
         for name, value in dict(context["env"]).items():  # type: ignore[call-overload]
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+        if os.environ.get("TOY_REFUSE"):
+            say("FAILED", "restore_context_invalid", "told to refuse")
+            os._exit(4)
         random.seed()
         say("IDENTITY_APPLIED")
         say("RESUMING")

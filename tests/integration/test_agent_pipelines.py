@@ -1,0 +1,130 @@
+"""The agent on a real host: real houses, real CRIU, a toy worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from agent_host import MakeHost, replica_of, toy_spec
+
+from dynamo_snapshot.agent.teardown import left_behind
+from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
+
+
+async def test_capture_leaves_the_source_serving_and_two_restores_run_at_once(make_host: MakeHost) -> None:
+    host = make_host()
+    host.start()
+    snapshot = await host.captured()
+    source = await host.replica("source", ReplicaPhase.REGISTERED)
+    orders = [await host.order(OrderKind.RESTORE, name, snapshot_id=snapshot) for name in ("one", "two")]
+    for order in orders:
+        outcome = await host.outcome(order)
+        assert outcome.status is OrderStatus.DONE, outcome
+        assert [phase.name for phase in outcome.phases] == [
+            "queue", "admit", "house", "restore", "adopt", "release", "resume",
+        ]  # fmt: skip
+        assert outcome.unaccounted_s < 0.05
+        assert outcome.idle_cpu is None or 0 <= outcome.idle_cpu <= 1
+    reported = await host.until(lambda r: len(r.replicas) == 3)
+    replicas = [replica_of(reported, name) for name in ("source", "one", "two")]
+    assert all(replica and replica.phase is ReplicaPhase.REGISTERED for replica in replicas)
+    for distinct in ("incarnation", "rpc_port", "pid"):
+        assert len({getattr(replica, distinct) for replica in replicas}) == 3
+    evidence = [replica.evidence for replica in replicas if replica]
+    assert len({one["first_random"] for one in evidence}) == 3
+    assert len({one["resident_digest"] for one in evidence}) == 1
+    assert [int(one["port"]) for one in evidence] == [replica.rpc_port for replica in replicas if replica]
+    assert (host.runtime_dir / "replicas/one/logs/worker.log").read_text().splitlines() == ["registered"]
+    assert replicas[0] is not None
+    assert replicas[0].pid == source.pid
+
+
+@pytest.mark.parametrize("way", ["cold", "restored"])
+async def test_an_exit_is_reported_at_once_with_its_status(make_host: MakeHost, way: str) -> None:
+    host = make_host()
+    host.start()
+    if way == "cold":
+        await host.outcome(await host.order(OrderKind.COLD_START, "replica"))
+        await host.outcome(await host.order(OrderKind.COLD_START, "other"))
+    else:
+        snapshot = await host.captured()
+        for name in ("replica", "other"):
+            await host.outcome(await host.order(OrderKind.RESTORE, name, snapshot_id=snapshot))
+    victim = await host.replica("replica", ReplicaPhase.REGISTERED)
+    assert victim.pid is not None
+    waiting = asyncio.create_task(host.replica("replica", ReplicaPhase.EXITED))
+    await asyncio.sleep(0)
+    killed_at = time.time()
+    os.kill(victim.pid, signal.SIGKILL)
+    exited = await waiting
+    assert exited.exit is not None
+    assert exited.exit.code == -signal.SIGKILL
+    # The holder's own stamp is what is bound to 50 ms; the report follows, later where the machine is busy.
+    assert exited.exit.at - killed_at < 0.05
+    assert exited.since - killed_at < 0.05
+    drained = await host.outcome(await host.order(OrderKind.DRAIN, "other"))
+    assert drained.status is OrderStatus.DONE
+    gone = await host.replica("other", ReplicaPhase.EXITED)
+    assert gone.exit is not None
+    assert gone.exit.code == 0
+
+
+async def test_a_worker_without_a_capture_order_goes_on_by_itself(make_host: MakeHost) -> None:
+    host = make_host(release_after_s=0.2)
+    host.start()
+    outcome = await host.outcome(await host.order(OrderKind.COLD_START, "lonely", capture=True))
+    assert outcome.status is OrderStatus.DONE
+    assert next(phase.seconds for phase in outcome.phases if phase.name == "hold") >= 0.2
+
+
+async def test_a_worker_that_dies_while_it_boots_fails_its_order_with_its_last_words(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="die_at_boot")
+    host.start()
+    outcome = await host.outcome(await host.order(OrderKind.COLD_START, "stillborn"))
+    assert outcome.status is OrderStatus.FAILED
+    assert outcome.reason == Reason.WORKER_EXITED
+    assert "status 3" in outcome.message
+    assert "no weights" in outcome.message
+    assert left_behind(host.runtime_dir) == []
+
+
+async def test_an_order_below_the_fence_is_not_carried_out(make_host: MakeHost) -> None:
+    host = make_host()
+    host.fence = 7
+    host.start()
+    await host.publish()
+    await host.until(lambda r: r.fence == 7)
+    host.fence = 6
+    stale = await host.order(OrderKind.COLD_START, "usurper")
+    await host.withdraw(stale)
+    host.fence = 7
+    done = await host.outcome(await host.order(OrderKind.COLD_START, "rightful"))
+    assert done.status is OrderStatus.DONE
+    reported = await host.until(lambda r: r.replicas)
+    assert [replica.replica_id for replica in reported.replicas] == ["rightful"]
+    assert all(outcome.order_id != stale for outcome in reported.outcomes)
+
+
+async def test_cancel_ends_a_start_and_leaves_nothing(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="never_register")
+    host.start()
+    start = await host.order(OrderKind.COLD_START, "unwanted")
+    await host.replica("unwanted", ReplicaPhase.RESUMING)
+    cancel = await host.outcome(await host.order(OrderKind.CANCEL, "unwanted"))
+    assert cancel.status is OrderStatus.DONE
+    assert (await host.outcome(start)).status is OrderStatus.CANCELLED
+    assert left_behind(host.runtime_dir) == []
+
+
+async def test_a_deadline_that_passes_kills_what_was_begun(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="never_register")
+    host.start()
+    outcome = await host.outcome(await host.order(OrderKind.COLD_START, "late", within_s=1.5))
+    assert outcome.reason == Reason.DEADLINE_EXCEEDED
+    assert left_behind(host.runtime_dir) == []
