@@ -47,6 +47,11 @@ class Etcd:
         answer = await self._call("kv/range", _range(prefix))
         return [_key(item) for item in answer.get("kvs", [])]
 
+    async def put_all(self, pairs: dict[str, str]) -> None:
+        """Writes all of ``pairs``, name to value, at one revision."""
+        puts = [{"request_put": {"key": _encode(name), "value": _encode(value)}} for name, value in pairs.items()]
+        await self._call("kv/txn", {"success": puts})
+
     async def delete(self, name: str) -> None:
         await self._call("kv/deleterange", {"key": _encode(name)})
 

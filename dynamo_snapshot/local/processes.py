@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
 from planner.config import RoleBounds, planner_config
 
-LOOPBACK = "127.0.0.1"
 FLEET_STATUS = "fleet-status.json"
 DECISION_LOG = "decisions.jsonl"
 RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
@@ -19,20 +19,11 @@ RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
 
 
 def fleet_environment(fleet: Fleet, etcd_url: str, nats_url: str) -> dict[str, str]:
-    """What every Dynamo process of a fleet on this host needs to find the servers and to stay on loopback."""
+    """What every process of a fleet on this host needs: what its workers are told, and marks of its own."""
+    rules = fleet_rules(fleet, etcd_url, nats_url, {})
+    told = next(iter(rules.pools.values())).worker.incarnation_environment
     return {
-        "ETCD_ENDPOINTS": etcd_url,
-        "ETCD_LEASE_TTL": str(fleet.lease_ttl_s),
-        "NATS_SERVER": nats_url,
-        "DYN_NAMESPACE": fleet.namespace,
-        "DYN_DISCOVERY_BACKEND": "etcd",
-        "DYN_REQUEST_PLANE": "tcp",
-        # zmq publishers listen on every address whatever they are told.
-        "DYN_EVENT_PLANE": "nats",
-        "DYN_EVENT_PLANE_HOST": LOOPBACK,
-        "DYN_TCP_RPC_HOST": LOOPBACK,
-        "DYN_TCP_RESPONSE_STREAM_HOST": LOOPBACK,
-        "DYN_SYSTEM_HOST": LOOPBACK,
+        **told,
         "HF_HUB_OFFLINE": "1",
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         RUNTIME_DIR_TAG: str(fleet.agent.runtime_dir),

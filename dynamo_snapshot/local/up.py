@@ -121,35 +121,39 @@ class LocalFleet:
         if self.fleet.servers.etcd == "embedded":
             etcd = servers.embedded_etcd(data / "etcd")
             self.etcd_url = etcd.url
-            await self._start(etcd.service)
+            await self.start_service(etcd.service)
         else:
             await wait_for_server("etcd", self.etcd_url, self.say)
         if self.fleet.servers.nats == "embedded":
             nats = servers.embedded_nats(data / "nats")
             self.nats_url = nats.url
-            await self._start(nats.service)
+            await self.start_service(nats.service)
         else:
             await wait_for_server("nats", self.nats_url, self.say)
 
     async def _start_dynamo(self) -> None:
-        fleet_file, planner_file = self.runtime_dir / "fleet.yaml", self.runtime_dir / "planner.yaml"
-        resolved = self.fleet.model_copy(
-            update={"servers": self.fleet.servers.model_copy(update={"etcd": self.etcd_url, "nats": self.nats_url})}
-        )
-        fleet_file.write_text(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
-        planner_file.write_text(
-            yaml.safe_dump(processes.planner_configuration(resolved, self.planner_port), sort_keys=False)
-        )
+        fleet_file, planner_file = self.write_fleet(), self.runtime_dir / "planner.yaml"
+        planner = processes.planner_configuration(self.fleet, self.planner_port)
+        planner_file.write_text(yaml.safe_dump(planner, sort_keys=False))
         self._tasks.append(asyncio.create_task(self.footprint.follow(self.bus), name="footprint"))
         # The planner takes ten seconds to its first tick: it boots beside the others.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._start(processes.frontend(self.fleet, self.environment)))
-            group.create_task(self._start(processes.planner(planner_file, self.environment)))
-            group.create_task(self._start(processes.agent(self.fleet, fleet_file, self.environment)))
-            group.create_task(self._start(processes.controller(self.fleet, fleet_file, self.environment)))
+            group.create_task(self.start_service(processes.frontend(self.fleet, self.environment)))
+            group.create_task(self.start_service(processes.planner(planner_file, self.environment)))
+            group.create_task(self.start_service(processes.agent(self.fleet, fleet_file, self.environment)))
+            group.create_task(self.start_service(processes.controller(self.fleet, fleet_file, self.environment)))
         self._tasks.append(asyncio.create_task(self._watch_etcd(), name="watch etcd"))
 
-    async def _start(self, service: Service) -> None:
+    def write_fleet(self) -> Path:
+        """Writes the fleet with its servers' real addresses, for the processes that read a file; returns its path."""
+        addresses = self.fleet.servers.model_copy(update={"etcd": self.etcd_url, "nats": self.nats_url})
+        path = self.runtime_dir / "fleet.yaml"
+        resolved = self.fleet.model_copy(update={"servers": addresses}).model_dump(mode="json")
+        path.write_text(yaml.safe_dump(resolved, sort_keys=False))
+        return path
+
+    async def start_service(self, service: Service) -> None:
+        """Starts one service, and says when it is ready; it ends with the fleet."""
         begun = time.monotonic()
         await self.supervisor.start(service)
         self.say(f"{service.name} is up after {time.monotonic() - begun:.1f} s")
@@ -219,7 +223,7 @@ def fleet_prefixes(fleet: Fleet) -> tuple[str, ...]:
         f"v1/event_channels/namespace/{namespace}/",
         f"v1/event_sources/namespace/{namespace}/",
         f"v1/{namespace}/",
-        f"dynamo_snapshot/{fleet.name}/",
+        f"dynamo_snapshot/{namespace}/",
     )
 
 

@@ -1,0 +1,53 @@
+"""`dynamo-snapshot bench`: what this project itself adds, measured on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what this project itself adds to a restore."""
+
+
+@app.command("control-path")
+def control_path(
+    repeats: Annotated[int, typer.Option(min=1, help="How many decisions, and how many restores.")] = 300,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+) -> None:
+    """Time a decision's way to its order, and a restore's way into discovery, without CRIU and engine.
+
+    Real etcd, controller, agent and CRIU, one at a time; a machine that does other work shows higher
+    figures, so its idle share stands beside them. The exit status is 1 if anything failed.
+    """
+    import asyncio
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from dynamo_snapshot.local import bench as measure
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, style="dim", highlight=False)
+
+    result = asyncio.run(measure.control_path(repeats, say))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    table = Table("", "p50", "p95", "p99", "bound of p99, idle", "count", box=None, pad_edge=False)
+    for name, bound in measure.BOUNDS_MS.items():
+        row = result[name]
+        table.add_row(name, *(str(row[share]) for share in ("p50", "p95", "p99")), f"{bound:g}", str(row["count"]))
+    console.print(table)
+    failures = result["failures"]
+    if failures["decisions"] or failures["restores"]:
+        for text in failures["texts"]:
+            console.print(f"failed: {text}", style="bold red", highlight=False)
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""The command line as a stranger meets it: help, and errors that are sentences."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from dynamo_snapshot.cli.main import COMMANDS, explain
+from dynamo_snapshot.config import load_fleet
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    program = (
+        "import sys; sys.argv = ['dynamo-snapshot', '--help']\n"
+        "from dynamo_snapshot.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = ('dynamo_snapshot.local', 'aiohttp', 'pydantic')\n"
+        "assert not [name for name in sys.modules if name.startswith(heavy)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name in COMMANDS:
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there_and_explains_itself(name: str) -> None:
+    entry = COMMANDS[name]
+    target = getattr(import_module(f"dynamo_snapshot.cli.{entry.module}"), entry.attribute)
+    assert isinstance(target, typer.Typer) or target.__doc__
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+
+
+def test_an_unknown_command_is_a_usage_error_with_a_suggestion() -> None:
+    done = run("dmo")
+    assert done.returncode == 2
+    assert "demo" in done.stderr
+
+
+def test_a_wrong_fleet_is_refused_with_file_line_field_and_remedy(tmp_path: Path) -> None:
+    wrong = tmp_path / "fleet.yaml"
+    wrong.write_text("model:\n  name: tiny\n  path: .\npools:\n  decode:\n    worker:\n      comand: [x]\n")
+    done = run("up", str(wrong))
+    assert done.returncode == 2
+    assert f"{wrong}:7: pools.decode.worker.comand" in done.stderr
+    assert "remedy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_says_clearly_that_nothing_runs(tmp_path: Path) -> None:
+    done = run("status", "--runtime-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert "no fleet runs here" in done.stderr
+
+
+@pytest.mark.parametrize(("reason", "code"), [(Reason.CONFIGURATION_INVALID, 2), (Reason.PORT_IN_USE, 1)])
+def test_the_exit_status_tells_configuration_from_the_rest(reason: Reason, code: int) -> None:
+    assert explain(SnapshotError(reason, "no", "do")) == code
+
+
+def test_the_example_is_a_valid_fleet() -> None:
+    fleet = load_fleet(EXAMPLE)
+    assert fleet.model.path == EXAMPLE.parent / "tiny-model"
