@@ -55,6 +55,7 @@ STARTS = (OrderKind.COLD_START, OrderKind.RESTORE)
 STOPS = (OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL)
 SLICE_S = 0.25
 LEASE_TTL_S = 10.0
+HEARTBEAT_S = 5.0
 
 
 def rules(**pool_changes: object) -> Rules:
@@ -149,6 +150,7 @@ class SimulatedNode:
         self.snapshots: list[SnapshotSummary] = []
         self.next_port = 20000
         self.dirty = True
+        self.reported_at = 0.0
 
     # What is wanted
 
@@ -354,6 +356,7 @@ class SimulatedNode:
     def report(self) -> Reported:
         self.sequence += 1
         self.dirty = False
+        self.reported_at = self.world.now
         return Reported(
             node=self.name,
             sequence=self.sequence,
@@ -489,6 +492,7 @@ class World:
                     if node.name in self.wanted:
                         node.see(self.wanted[node.name])
                     node.work()
+                    node.dirty |= self.now - node.reported_at >= HEARTBEAT_S
                     if node.dirty and self.luck.dice.random() >= self.luck.unreported_phases:
                         self.reports[node.name] = node.report()
                         self.feed(NodeReported(reported=self.reports[node.name]))

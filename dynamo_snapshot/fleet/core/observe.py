@@ -135,7 +135,7 @@ def reported(draft: Draft, report: Reported) -> None:
         draft.announce.add(report.node)
     elif node.reported is None:
         node = replace(node, first_seen=draft.now)
-    draft.nodes[report.node] = replace(node, reported=report)
+    draft.nodes[report.node] = replace(node, reported=report, heard_at=report.at)
     for replica_report in report.replicas:
         _follow(draft, report, replica_report)
     open_orders = {order.id: order for order in draft.nodes[report.node].orders}

@@ -43,6 +43,8 @@ class Rules(Value, frozen=True):
     """After a start of the controller: nothing is drained before a decision came or this passed."""
     node_wait_s: float = 10.0
     """How long a new node may take to tell its compatibility keys and to admit its snapshots."""
+    node_silent_s: float = 20.0
+    """A node that has not reported for so long gets no new starts; what it runs stays counted."""
     load_fresh_s: float = 5.0
     """Loads that are older are unknown."""
     proven_s: float = 10.0

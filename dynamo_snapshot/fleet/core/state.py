@@ -66,6 +66,8 @@ class Node(Value, frozen=True):
     orders: tuple[Order, ...] = ()
     sequence: int = 0
     reported: Reported | None = None
+    heard_at: float = 0.0
+    """When ``reported`` was written, by the node's clock."""
 
 
 class Block(Value, frozen=True):

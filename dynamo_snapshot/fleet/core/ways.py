@@ -36,6 +36,9 @@ def choose(draft: Draft, pool: str, attempts: int) -> Start | Wait:
     heard = [node for node in draft.nodes.values() if node.reported is not None]
     if not heard:
         return Wait(reason="no node has reported yet")
+    heard = [node for node in heard if draft.now - node.heard_at <= draft.rules.node_silent_s]
+    if not heard:
+        return Wait(reason=f"no node has reported for {draft.rules.node_silent_s:.0f} s")
     free = [node for node in heard if draft.occupied(node.name) < draft.rules.node_capacity]
     if not free:
         return Wait(reason=Reason.NODE_AT_CAPACITY)

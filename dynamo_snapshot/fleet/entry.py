@@ -1,0 +1,81 @@
+"""Puts a fleet controller together from a fleet's configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from dynamo_snapshot.bus.directory import DirectoryBus
+from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.discovery.etcd import EtcdDiscovery
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.fleet.controller import Controller
+from dynamo_snapshot.fleet.decisions import DynamoPlanner
+from dynamo_snapshot.fleet.persistence import etcd_store
+from dynamo_snapshot.fleet.publisher import file_and_nats
+from dynamo_snapshot.fleet.rules import fleet_rules
+from dynamo_snapshot.model import Reason
+
+BUS = Path("bus")
+
+
+async def serve(fleet: Fleet) -> None:
+    """Runs ``fleet``'s controller until SIGTERM or SIGINT. Replicas and orders live on without it.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` when nothing says where etcd and NATS are; otherwise
+            what :meth:`Controller.run` raises.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = asyncio.create_task(run_controller(fleet, os.environ), name="controller")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not running.done():
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    else:
+        running.result()
+
+
+async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
+    """Runs ``fleet``'s controller until it is cancelled."""
+    etcd_url = _server("etcd", fleet.servers.etcd, environment, "ETCD_ENDPOINTS")
+    nats_url = _server("nats", fleet.servers.nats, environment, "NATS_SERVER")
+    rules = fleet_rules(fleet, etcd_url, nats_url, environment)
+    endpoints = [f"{fleet.namespace}.{pool.component}.{pool.endpoint}" for pool in fleet.pools.values()]
+    # The child's Dynamo looks for its servers in the environment.
+    child = {**environment, **next(iter(rules.pools.values())).worker.incarnation_environment}
+    async with (
+        etcd_store(etcd_url, fleet.namespace) as store,
+        file_and_nats(fleet.agent.runtime_dir, nats_url, fleet.namespace) as publisher,
+    ):
+        await Controller(
+            rules,
+            DirectoryBus(fleet.agent.runtime_dir / BUS),
+            EtcdDiscovery(etcd_url, fleet.namespace),
+            store,
+            DynamoPlanner(etcd_url, fleet.namespace, endpoints, environment=child),
+            publisher,
+        ).run()
+
+
+def _server(name: str, configured: str, environment: Mapping[str, str], variable: str) -> str:
+    if configured != "embedded":
+        return configured
+    url = environment.get(variable, "").split(",")[0]
+    if not url:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"servers.{name} is 'embedded', and {variable} does not say where it runs",
+            f"Let `dynamo-snapshot up` start the controller, set {variable}, or name a URL in fleet.yaml.",
+        )
+    return url
