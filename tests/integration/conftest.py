@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -15,7 +14,9 @@ from pathlib import Path
 import pytest
 from agent_host import AgentHost, MakeHost
 
+from dynamo_snapshot.agent.criu import find
 from dynamo_snapshot.agent.teardown import teardown
+from dynamo_snapshot.errors import SnapshotError
 
 
 def _executable(name: str) -> str:
@@ -132,12 +133,11 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def criu() -> Path:
-    """The CRIU under test."""
-    named = os.environ.get("DYNAMO_SNAPSHOT_CRIU")
-    path = Path(named) if named else Path(sys.prefix) / "share" / "dynamo-snapshot" / "criu" / "criu"
-    if not path.exists():
-        pytest.fail(f"{path} is missing: run `make setup`")
-    return path
+    """The CRIU under test: the one that an agent would take here."""
+    try:
+        return find(None)
+    except SnapshotError as error:
+        pytest.fail(f"{error}: run `make setup`")
 
 
 @pytest.fixture
