@@ -123,3 +123,32 @@ def planner_config(
             ],
         },
     }
+
+
+def external_planner_config(config: Mapping[str, Any], gateway: str, token: str) -> dict[str, Any]:
+    """Returns ``config`` (from :func:`planner_config`) for the plugin outside the planner's process.
+
+    The planner opens its registration gateway; ``python -m planner.grpc_server`` registers there with the
+    options of :func:`plugin_options`.
+
+    Args:
+        gateway: ``unix:///path``, or ``host:port`` on a network you trust: it is not encrypted.
+        token: the secret both sides share.
+    """
+    return {
+        **config,
+        "scheduling": {
+            **config["scheduling"],
+            "gateway": {"enabled": True, "listen": gateway, "allow_insecure": not gateway.startswith("unix:")},
+        },
+        "plugin_registration": {
+            "auth": {"trusted_sources": ["static_secret"], "static_secrets": {token: PLUGIN_ID}},
+            "transport": {"allow_insecure_grpc": True},
+        },
+    }
+
+
+def plugin_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the plugin's own options in ``config``: what ``planner.grpc_server --config`` reads."""
+    options: dict[str, Any] = config["plugin_registration"]["in_process_plugins"][0]["kwargs"]
+    return options

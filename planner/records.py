@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,15 @@ def record(at: float, observation: Observation, proposal: Proposal) -> dict[str,
         "fresh_workers": proposal.load.fresh,
         "unknown": list(proposal.load.unknown),
         "workers": {
-            f"{sample.worker_id}/{sample.dp_rank}": [sample.running, sample.queued] for sample in observation.samples
+            f"{sample.worker_id}/{sample.dp_rank}": [_plain(sample.running), _plain(sample.queued)]
+            for sample in observation.samples
         },
     }
+
+
+def _plain(value: float | None) -> float | None:
+    """JSON knows neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class DecisionLog:
