@@ -138,7 +138,7 @@ def _unpack(mirror: str, suite: str, apt: Path, target: Path) -> None:
         "Dir::State::status=/dev/null",
         f"Dir::Cache={apt / 'cache'}",
         "APT::Sandbox::User=root",
-        "Acquire::Retries=3",
+        "Acquire::Retries=2",
     ]
     arguments = [argument for option in options for argument in ("-o", option)]
     archives = apt / "cache" / "archives"

@@ -123,19 +123,23 @@ def check_huge_pages(host: Host) -> Iterator[Finding]:
 
 
 def check_cgroups(host: Host) -> Iterator[Finding]:
-    root = host.sys / "fs/cgroup"
-    if "memory" in _read(root / "cgroup.controllers").split():
-        memory, kind = root, "version 2"
-    else:
-        memory, kind = root / "memory", "version 1"
-    if memory.is_dir() and os.access(memory, os.W_OK) and not _read_only(memory):
-        yield ok("cgroups", f"{kind}, writable: replicas can have memory limits of their own")
-    else:
+    # Version 2 is what the agent uses, where version 1 lies beside it, too.
+    match = re.search(r"^\S+ (\S+) cgroup2 ", _read(host.proc / "mounts"), re.MULTILINE)
+    root = Path(match[1]) if match else None
+    if root is None or not os.access(root, os.W_OK) or _read_only(root):
         yield warning(
             "cgroups",
-            "no writable memory controller: a replica's memory_limit_bytes cannot be enforced",
-            "Mount the cgroup file system writable (in a container: private cgroup namespace, or privileged).",
+            "no writable cgroup version 2: replicas get no group and no memory limit",
+            "Mount one writable (in a container: a private cgroup namespace, or privileged).",
         )
+    elif "memory" not in _read(root / "cgroup.controllers").split():
+        yield warning(
+            "cgroups",
+            f"{root} has no memory controller: a replica's memory_limit_bytes cannot be enforced",
+            "Boot with systemd.unified_cgroup_hierarchy=1, so that version 2 has all controllers.",
+        )
+    else:
+        yield ok("cgroups", f"{root} with its memory controller: replicas can have limits of their own")
 
 
 def check_space(host: Host) -> Iterator[Finding]:

@@ -1,0 +1,70 @@
+"""The doctor on this host, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dynamo_snapshot.agent import doctor as doctor_module
+from dynamo_snapshot.agent.doctor import CHECKS
+from dynamo_snapshot.cli.main import build
+
+
+def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", "doctor", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def finding(report: dict[str, Any], check: str) -> dict[str, str]:
+    return next(found for found in report["findings"] if found["check"] == check)
+
+
+def fake_criu(tmp_path: Path, script: str) -> Path:
+    criu = tmp_path / "criu"
+    criu.write_text(f"#!/bin/sh\n{script}\n")
+    criu.chmod(0o755)
+    return criu
+
+
+OLD = "case $1 in --version) echo Version: 3.17.1 ;; *) exit 1 ;; esac"
+
+
+def test_this_host_can_restore(criu: Path) -> None:
+    status, report = doctor("--criu", str(criu))
+    assert (status, report["can_restore"]) == (0, True), report
+    assert {found["check"] for found in report["findings"]} >= set(CHECKS) | {"criu check"}
+    assert "dumped and restored" in finding(report, "criu")["seen"]
+    assert finding(report, "dynamo")["severity"] == "ok"
+
+
+def test_old_criu_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    status, report = doctor("--criu", str(fake_criu(tmp_path, OLD)))
+    assert (status, report["can_restore"]) == (1, False)
+    found = finding(report, "criu")
+    assert found["severity"] == "error"
+    assert "3.17.1 cannot dump and restore" in found["seen"]
+    assert "install-criu" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"), [(OLD, "3.17.1"), ("echo no criu", "says nothing usable"), (None, "is not an executable file")]
+)
+def test_table_names_criu_and_ends_with_the_verdict(
+    script: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_module.examine, "__defaults__", ({"criu": CHECKS["criu"], "kernel": CHECKS["kernel"]},))
+    criu = fake_criu(tmp_path, script) if script else tmp_path / "none"
+    result = CliRunner().invoke(build(["doctor"]), ["doctor", "--criu", str(criu)])
+    assert result.exit_code == 1
+    text = " ".join(result.output.split())
+    assert seen in text
+    assert "CHECKPOINT_RESTORE" in text
+    assert text.endswith("Restoring cannot work here: see criu above.")
