@@ -25,13 +25,16 @@ the kernel then ends whatever the worker left in the pid namespace.
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
 import time
+
+TYPE_CHECKING = False  # not from typing: importing that takes as long as all the rest
+if TYPE_CHECKING:
+    from types import ModuleType
 
 HOUSE = "/run/dynamo-snapshot/house"
 """Where every replica finds its house; snapshots bake it in."""
@@ -46,6 +49,14 @@ READY_LINE = "ready"
 FIRST_WORKER_PID = 300
 """Workers get pids from here on, so that their numbers are free in every house they are restored into."""
 _MAX_LINE = 1 << 20
+_STRAYS_KEPT = 64
+
+
+def _json() -> ModuleType:
+    """The module, loaded when it is first needed: a house should stand before anyone asks it anything."""
+    import json
+
+    return json
 
 
 class Refused(Exception):
@@ -87,10 +98,12 @@ class Holder:
     def __init__(self, house: str) -> None:
         self._house = house
         self._worker: int | None = None
-        self._started = False
         self._exit: tuple[int, float] | None = None
-        self._clients: dict[socket.socket, bytes] = {}
-        self._selector = selectors.DefaultSelector()
+        self._strays: dict[int, tuple[int, float]] = {}
+        """How children ended that were not, or not yet, known to be the worker."""
+        self._clients: dict[int, tuple[socket.socket, bytes]] = {}
+        """By descriptor: the connection, and what it sent of a line so far."""
+        self._poll = select.poll()
         self._wakeup, writer = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(writer, False)
@@ -105,44 +118,41 @@ class Holder:
         os.chmod(path, 0o600)
         self._listener.listen(8)
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._poll.register(self._listener, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
 
     def run(self) -> int:
         """Serves until the worker has gone or someone ends the house; returns the exit status for a shell."""
         while self._exit is None:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._listener.fileno():
                     self._accept()
-                elif key.fileobj == self._wakeup:
+                elif descriptor == self._wakeup:
                     if not self._on_signals(os.read(self._wakeup, 512)):
                         return 0
-                else:
-                    assert isinstance(key.fileobj, socket.socket)
-                    if not self._on_readable(key.fileobj):
-                        return 0
+                elif descriptor in self._clients and not self._on_readable(descriptor):
+                    return 0
         code, at = self._exit
         self._record_exit(code, at)
-        for client in list(self._clients):
-            self._send(client, {"event": "exit", "pid": self._worker, "code": code, "at": at})
+        for descriptor in list(self._clients):
+            self._send(descriptor, {"event": "exit", "pid": self._worker, "code": code, "at": at})
         return code if code >= 0 else 128 - code
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         client.setblocking(False)
-        self._clients[client] = b""
-        self._selector.register(client, selectors.EVENT_READ)
+        self._clients[client.fileno()] = (client, b"")
+        self._poll.register(client, select.POLLIN)
 
-    def _drop(self, client: socket.socket) -> None:
-        self._selector.unregister(client)
-        del self._clients[client]
-        client.close()
+    def _drop(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        self._clients.pop(descriptor)[0].close()
 
-    def _send(self, client: socket.socket, message: dict[str, object]) -> None:
+    def _send(self, descriptor: int, message: dict[str, object]) -> None:
         try:
-            client.sendall(json.dumps(message).encode() + b"\n")
+            self._clients[descriptor][0].sendall(_json().dumps(message).encode() + b"\n")
         except OSError:  # gone, or it does not read: it finds exit.json instead
-            self._drop(client)
+            self._drop(descriptor)
 
     def _on_signals(self, numbers: bytes) -> bool:
         """Returns False when the house is to end."""
@@ -153,33 +163,41 @@ class Holder:
                 break
             if pid == 0:
                 break
+            ended = (os.waitstatus_to_exitcode(status), time.time())
             if pid == self._worker:
-                self._exit = (os.waitstatus_to_exitcode(status), time.time())
+                self._exit = ended
+            else:
+                self._strays[pid] = ended
+                if len(self._strays) > _STRAYS_KEPT:
+                    del self._strays[next(iter(self._strays))]
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             # A kubelet stops a pod by a signal to pid 1: it is the worker's drain.
             return self._signal(signal.SIGTERM)
         return True
 
-    def _on_readable(self, client: socket.socket) -> bool:
+    def _on_readable(self, descriptor: int) -> bool:
         """Returns False when the house is to end."""
+        client, earlier = self._clients[descriptor]
         try:
             data = client.recv(65536)
         except BlockingIOError:
             return True
         except OSError:
             data = b""
-        buffered = self._clients[client] + data
-        if not data or len(buffered) > _MAX_LINE:
-            self._drop(client)
+        *lines, rest = (earlier + data).split(b"\n")
+        if not data or len(rest) > _MAX_LINE:
+            self._drop(descriptor)
             return True
-        *lines, self._clients[client] = buffered.split(b"\n")
-        return all(self._answer(client, line) for line in lines)
+        self._clients[descriptor] = (client, rest)
+        return all(self._answer(descriptor, line) for line in lines)
 
-    def _answer(self, client: socket.socket, line: bytes) -> bool:
+    def _answer(self, descriptor: int, line: bytes) -> bool:
         """Returns False when the house is to end."""
+        if descriptor not in self._clients:
+            return True  # dropped over an earlier line
         what: object = None
         try:
-            request = json.loads(line)
+            request = _json().loads(line)
             what = request.get("do")
             if what == "end":
                 return False
@@ -198,13 +216,14 @@ class Holder:
             answer = {"error": str(error)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             answer = {"error": f"malformed request: {type(error).__name__}: {error}"}
-        self._send(client, {"answer": what, **answer})
+        self._send(descriptor, {"answer": what, **answer})
         return True
 
     def _expect(self, pid: int) -> int:
         if self._worker is not None:
             raise Refused(f"the worker is already {self._worker}")
         self._worker = pid
+        self._exit = self._strays.get(pid)
         return pid
 
     def _start(self, request: dict[str, object]) -> int:
@@ -252,7 +271,7 @@ class Holder:
         try:
             # No fsync: the file is for an agent that was away, and no house survives its host's crash.
             with open(path + ".tmp", "w") as file:
-                json.dump({"pid": self._worker, "code": code, "at": at}, file)
+                _json().dump({"pid": self._worker, "code": code, "at": at}, file)
             os.rename(path + ".tmp", path)
         except OSError as error:
             print(f"{path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
@@ -268,6 +287,7 @@ def main(arguments: list[str]) -> int:
             continue
     holder = Holder(house)
     print(READY_LINE, flush=True)
+    _json()
     # The pipe's other end must see its end; a worker gets files of its own.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

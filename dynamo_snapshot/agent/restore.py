@@ -64,10 +64,13 @@ class Restore:
     async def restore(self) -> None:
         house, capture = self._replica.house, self._checked.capture
         assert house is not None
-        # Said before CRIU runs: whenever the worker ends from now on, its holder knows that it was the worker.
-        await house.holder.expect(capture.source_pid)
         await asyncio.to_thread(shm.load, self._images, house.shm)
-        await self._node.criu.restore(house, self._images, capture.log_path)
+        # Whenever the worker ends from now on, its holder knows that it was the worker.
+        expected = asyncio.create_task(house.holder.expect(capture.source_pid))
+        try:
+            await self._node.criu.restore(house, self._images, capture.log_path)
+        finally:
+            await expected
 
     async def adopt(self) -> None:
         replica = self._replica
