@@ -17,13 +17,15 @@ UV := $(TOOLS)/bin/uv
 INDEX = $(or $(PIP_INDEX_URL),$(shell $(TOOLS)/bin/python -m pip config get global.index-url 2>/dev/null))
 RUN_UV = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(UV)
 
+# One resolution for every Python and machine that is supported, with digests and without a host's name.
+COMPILE = $(RUN_UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
 # A Dynamo of last year: worker hooks are tested against it too.
 OLD_DYNAMO := 1.4.2
 OLD_VENV := .venv-dynamo-$(OLD_DYNAMO)
-OLD_LOCK := $(wildcard requirements-dynamo-$(OLD_DYNAMO).lock)
-OLD_STAMP := $(if $(OLD_LOCK),$(OLD_VENV)/.installed)
+OLD_LOCK := requirements-dynamo-$(OLD_DYNAMO).lock
 
-SETUP := $(VENV)/.installed $(VENV)/.criu $(OLD_STAMP)
+SETUP := $(VENV)/.installed $(VENV)/.criu $(OLD_VENV)/.installed
 
 export UV_PYTHON_DOWNLOADS := never
 export UV_HTTP_TIMEOUT ?= 180
@@ -71,10 +73,9 @@ format: $(VENV)/.installed ## Format the code and fix what ruff can fix.
 
 .PHONY: lock
 lock: $(UV) ## Resolve the dependencies anew and write the lock files.
-	$(RUN_UV) pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --override requirements.overrides --all-extras pyproject.toml -o requirements.lock
-	echo 'uv' | $(RUN_UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-header - -o requirements-tools.lock
+	$(COMPILE) --override requirements.overrides --all-extras pyproject.toml -o requirements.lock
+	$(COMPILE) $(OLD_LOCK:.lock=.txt) -o $(OLD_LOCK)
+	echo uv | $(COMPILE) - -o requirements-tools.lock
 
 .PHONY: clean
 clean: ## Remove what setup and the tests made; the Debian packages stay.
@@ -112,7 +113,7 @@ $(VENV)/.criu: $(VENV)/.installed
 	$(BIN)/dynamo-snapshot install-criu
 	@touch $@
 
-$(OLD_VENV)/.installed: $(OLD_LOCK) pyproject.toml $(UV)
+$(OLD_VENV)/.installed: $(OLD_LOCK) $(UV)
 	@[ -x $(OLD_VENV)/bin/python ] || $(RUN_UV) venv --python $(PYTHON) $(OLD_VENV)
 	@$(RUN_UV) pip sync --python $(OLD_VENV)/bin/python --require-hashes $(OLD_LOCK)
 	@touch $@
