@@ -82,7 +82,7 @@ class ModuleHooks:
 
         # Since Dynamo 1.5 the helper returns with the engine still paused, and elect_and_wake resumes it.
         self._resumes_itself = not hasattr(lifecycle, "elect_and_wake")
-        self._patch(lifecycle.SnapshotConfig, "run_lifecycle", lambda _: self._snapshot_point)
+        self._patch(lifecycle.SnapshotConfig, "run_lifecycle", self._hooked_lifecycle)
         self._patch(runtime.Endpoint, "serve_endpoint", self._gated_serve)
         for name in ("register_model", "register_llm"):
             if hasattr(llm, name):
@@ -93,28 +93,23 @@ class ModuleHooks:
     def _patch(owner: Any, name: str, wrap: Callable[[Call], Call]) -> None:
         setattr(owner, name, wrap(getattr(owner, name)))
 
-    async def _snapshot_point(self, config: Any, pause_controller: Any, *pause_arguments: Any) -> bool:
-        """Stands in for ``SnapshotConfig.run_lifecycle``: the same files, the guard, inotify, a new identity."""
-        hooks = self._hooks
-        hooks.booted()
+    def _hooked_lifecycle(self, _: Call) -> Call:
+        """The same files as the helper's, with the guard, inotify and a new identity."""
 
-        async def quiesce() -> None:
-            await pause_controller.pause(*pause_arguments)
+        async def run_lifecycle(config: Any, pause_controller: Any, *pause_arguments: Any) -> bool:
+            hooks = self._hooks
+            if hooks.control is None:
+                raise HookError(HookReason.INTERNAL_ERROR, f"{config.control_dir} is not known to the hooks")
+            hooks.booted()
+            if await hooks.await_release(hooks.control, lambda: pause_controller.pause(*pause_arguments)):
+                hooks.lifecycle.fire(Event.RESUME)
+            os.environ.pop("HF_HUB_OFFLINE", None)  # as the helper does: registration may need the hub
+            if self._resumes_itself:
+                await hooks.step(HookReason.RESUME_FAILED, pause_controller.resume)
+                pause_controller.mark_resumed()
+            return True
 
-        async def resume() -> None:
-            await pause_controller.resume()
-            pause_controller.mark_resumed()
-
-        if hooks.control is None:
-            raise HookError(
-                HookReason.INTERNAL_ERROR, f"a capture is wanted in {config.control_dir}, but not of the hooks"
-            )
-        if await hooks.await_release(hooks.control, quiesce):
-            hooks.lifecycle.fire(Event.RESUME)
-        os.environ.pop("HF_HUB_OFFLINE", None)  # as the helper does: registration may need the hub
-        if self._resumes_itself:
-            await hooks.step(HookReason.RESUME_FAILED, resume)
-        return True
+        return run_lifecycle
 
     def _gated_serve(self, serve: Call) -> Call:
         async def serve_endpoint(endpoint: Any, handler: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,0 +1,175 @@
+"""``run --`` around a module that speaks Dynamo's protocol itself, on this year's Dynamo and on last year's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dynamo_world import ask, environment, inherited, instances, keys, models, revoke
+from worker_house import release, state_of, wait_for
+
+REPOSITORY = Path(__file__).parents[2]
+OLD = REPOSITORY / ".venv-dynamo-1.4.2" / "bin" / "python"
+
+Worker = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture(params=["1.6.1", "1.4.2"])
+def dynamo(request: pytest.FixtureRequest) -> str:
+    version: str = request.param
+    return version
+
+
+@pytest.fixture
+def python(dynamo: str) -> Path:
+    if dynamo == "1.6.1":
+        return Path(sys.executable)
+    path = Path(os.environ.get("DYNAMO_1_4_2_PYTHON", OLD))
+    if not path.exists():
+        pytest.fail(f"{path} is missing: run `make setup`")
+    return path
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    return tmp_path / "control"
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"p{abs(hash(request.node.nodeid)) % 10**9}"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "worker.log"
+
+
+@pytest.fixture
+def start(
+    python: Path, dynamo: str, etcd_url: str, nats_url: str, tiny_model: Path, control: Path, name: str, log: Path
+) -> Iterator[Worker]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**variables: str) -> subprocess.Popen[bytes]:
+        variables.setdefault("DYNAMO_SNAPSHOT_STATE_DIR", str(control))
+        if dynamo == "1.4.2":
+            variables["DYN_TCP_RESPONSE_STREAM_HOST"] = "lo"  # an interface's name there
+        paths = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
+        env = {**inherited(), **environment(etcd_url, nats_url, name), **variables, **paths}
+        command = [str(python), "-m", "worker_hooks.worker", "run", "--",
+                   "python", "-m", "protocol_worker", str(tiny_model), name]  # fmt: skip
+        with log.open("ab") as output:
+            worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.kill()
+        worker.wait()
+
+
+def _registered(control: Path) -> dict[str, object]:
+    wait_for(lambda: state_of(control).get("state") in ("REGISTERED", "FAILED"), "REGISTERED")
+    state = state_of(control)
+    assert state["state"] == "REGISTERED", state
+    return state
+
+
+@pytest.mark.parametrize("order", ["card-first", "serve-first"])
+def test_it_is_released_as_a_new_incarnation_and_registers_after_its_self_test(
+    start: Worker, control: Path, etcd_url: str, name: str, log: Path, frontend_url: str, order: str, dynamo: str
+) -> None:
+    worker = start(
+        SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control), ETCD_ENDPOINTS="http://127.0.0.1:1",
+        ENGINE_ORDER=order,
+    )  # fmt: skip
+    wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")
+    assert instances(etcd_url, name) == {}
+    released = release(control, "next", {"ETCD_ENDPOINTS": etcd_url})
+    state = _registered(control)
+    assert [each for each, _ in state["history"]][3:] == [
+        "READY_FOR_SNAPSHOT", "RESTORED", "IDENTITY_APPLIED", "RESUMING", "SELF_TESTING", "REGISTERED",
+    ]  # fmt: skip
+    assert released < state["self_test_at"]
+    assert "resumed=1" in log.read_text()
+    assert (control / "restore-complete").exists()
+    found = instances(etcd_url, name)
+    assert [str(each) for each in found] == [state["evidence"]["instance_id"]]
+    if dynamo == "1.6.1":  # the frontend's own version
+        wait_for(lambda: name in models(frontend_url), "the model at the frontend")
+        assert ask(frontend_url, name)[0] == 200
+    assert wait_for(lambda: keys(etcd_url, f"v1/mdc/{name}/"), "the model card")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    assert state_of(control)["state"] == "STOPPED"
+    assert instances(etcd_url, name) == {}
+
+
+def test_a_cold_start_is_tested_first_too(start: Worker, control: Path, etcd_url: str, name: str) -> None:
+    start()
+    state = _registered(control)
+    assert [each for each, _ in state["history"]] == ["BOOTING", "ENGINE_READY", "SELF_TESTING", "REGISTERED"]
+    assert instances(etcd_url, name)
+
+
+def test_an_engine_that_answers_wrongly_is_never_seen(start: Worker, control: Path, etcd_url: str, name: str) -> None:
+    worker = start(ENGINE_FLAW="self_test")
+    assert worker.wait(30) == 1
+    state = state_of(control)
+    assert state["reason"] == "self_test_failed"
+    assert "wrong weights" in state["message"]
+    assert instances(etcd_url, name) == {}
+    assert keys(etcd_url, f"v1/mdc/{name}/") == {}
+
+
+def test_an_outside_socket_is_named_and_the_worker_goes_on_without_a_capture(start: Worker, control: Path) -> None:
+    start(ENGINE_FLAW="socket", SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control))
+    wait_for(lambda: "capture_refused" in state_of(control).get("evidence", {}), "refusal")
+    refusal = state_of(control)["evidence"]["capture_refused"]
+    assert refusal.startswith("outside_socket: python")
+    assert "tcp connection to 127.0.0.1:" in refusal
+    assert not (control / "ready-for-snapshot").exists()
+
+
+def test_a_lost_lease_ends_it_in_order(start: Worker, control: Path, etcd_url: str) -> None:
+    worker = start()
+    revoke(etcd_url, int(str(_registered(control)["evidence"]["instance_id"])))  # type: ignore[index]
+    assert worker.wait(20) == 1
+    assert state_of(control)["reason"] == "lease_lost"
+
+
+def test_snapshot_complete_ends_the_source(start: Worker, control: Path) -> None:
+    worker = start(SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control))
+    wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")
+    (control / "snapshot-complete").touch()
+    assert worker.wait(10) == 0
+    assert state_of(control)["state"] == "STOPPED"
+
+
+def test_files_of_an_earlier_incarnation_do_not_count(start: Worker, control: Path) -> None:
+    control.mkdir()
+    for stale in ("restore-complete", "snapshot-complete", "restore-context.json", "ready-for-snapshot"):
+        (control / stale).write_text(json.dumps({"env": {}}))
+    worker = start(SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control))
+    wait_for(lambda: state_of(control).get("state") == "READY_FOR_SNAPSHOT", "READY_FOR_SNAPSHOT")
+    time.sleep(0.3)
+    assert state_of(control)["state"] == "READY_FOR_SNAPSHOT"
+    assert not (control / "restore-complete").exists()
+    assert worker.poll() is None
+
+
+def test_missing_symbols_are_named_and_nothing_starts(python: Path, control: Path) -> None:
+    env = {**inherited(), "PYTHONPATH": str(REPOSITORY), "DYNAMO_SNAPSHOT_STATE_DIR": str(control)}
+    command = [str(python), "-m", "worker_hooks.worker", "run", "--", "python", "-m", "dynamo.vllm", "--model", "x"]
+    refused = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert refused.returncode == 2
+    assert "no module named vllm" in refused.stderr
+    assert "[symbols_missing]" in refused.stderr
+    assert state_of(control)["reason"] == "symbols_missing"
