@@ -121,6 +121,7 @@ async def serve(
             with contextlib.suppress(asyncio.CancelledError):
                 await announcer
             await _unregister(registration, "graceful_shutdown")
+            log.info("unregistered from %s", registration.gateway)
         await server.stop(STOP_GRACE_S)
         await engine.close()
 
