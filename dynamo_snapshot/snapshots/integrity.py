@@ -44,8 +44,15 @@ class Admission(Value, frozen=True):
 
     snapshot_id: str
     at: float
+    boot_id: str
+    """Of the host: a reboot may number devices anew, which a full digest has to settle."""
     files: dict[str, FileSignature]
     """By path relative to the snapshot's folder, the manifest included."""
+
+
+def boot_id() -> str:
+    """Returns what identifies this boot of this host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def sign(path: Path) -> FileSignature:

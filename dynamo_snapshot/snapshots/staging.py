@@ -13,7 +13,15 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, encode
 from dynamo_snapshot.snapshots.compatibility import compatibility_key
 from dynamo_snapshot.snapshots.durable import files_below, replace_synced, sync_path, sync_tree, write_synced
-from dynamo_snapshot.snapshots.integrity import ALGORITHM, Admission, FileSignature, Progress, digest_files, sign
+from dynamo_snapshot.snapshots.integrity import (
+    ALGORITHM,
+    Admission,
+    FileSignature,
+    Progress,
+    boot_id,
+    digest_files,
+    sign,
+)
 from dynamo_snapshot.snapshots.layout import Layout
 from dynamo_snapshot.snapshots.locks import Lock, exclusive
 from dynamo_snapshot.snapshots.manifest import IMAGES, MANIFEST, SCHEMA_VERSION, Capture, Manifest, encode_manifest
@@ -92,6 +100,7 @@ class Staging:
             admission = Admission(
                 snapshot_id=self.id,
                 at=manifest.created_at,
+                boot_id=boot_id(),
                 files={MANIFEST: sign(manifest_path)} | {f"{IMAGES}/{path}": s for path, s in before.items()},
             )
             with exclusive(self._layout.store_lock):

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -111,14 +111,10 @@ class SnapshotStore:
             files = integrity.sign_files(folder, names, snapshot_id)
             manifest = self.verify(snapshot_id, progress)
             self._layout.create()
-            admission = Admission(snapshot_id=snapshot_id, at=self._clock(), files=files)
+            admission = Admission(snapshot_id=snapshot_id, at=self._clock(), boot_id=integrity.boot_id(), files=files)
             with exclusive(self._layout.store_lock):  # so that no sweep takes the temporary file
                 replace_synced(self._layout.admission(snapshot_id), encode(admission))
             return manifest
-
-    def is_admitted(self, snapshot_id: str) -> bool:
-        """Whether this node has digested it in full at some time."""
-        return self._layout.admission(snapshot_id).exists()
 
     def check_unchanged(self, snapshot_id: str) -> Manifest:
         """Compares every file with its admission, in milliseconds, and returns the manifest.
@@ -128,14 +124,13 @@ class SnapshotStore:
                 file; ``snapshot_changed`` too where this node never admitted it.
         """
         manifest = self.manifest(snapshot_id)
-        try:
-            admission = decode(self._layout.admission(snapshot_id).read_bytes(), Admission)
-        except (FileNotFoundError, msgspec.MsgspecError) as error:
+        admission = self._admission(snapshot_id)
+        if admission is None:
             raise SnapshotError(
                 Reason.SNAPSHOT_CHANGED,
                 f"snapshot {snapshot_id} has not been admitted by this node",
                 f"`dynamo-snapshot snapshots verify {snapshot_id}` digests and admits it.",
-            ) from error
+            )
         integrity.check_unchanged(self._layout.published(snapshot_id), admission)
         return manifest
 
@@ -225,6 +220,33 @@ class SnapshotStore:
             shutil.rmtree(path, ignore_errors=True)
         return [str(path.relative_to(self.root)) for path in (*swept, *orphans)]
 
+    def _admission(self, snapshot_id: str) -> Admission | None:
+        try:
+            return decode(self._layout.admission(snapshot_id).read_bytes(), Admission)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def _summarize(self, snapshot_id: str) -> SnapshotSummary:
+        manifest = self.manifest(snapshot_id)
+        admission = self._admission(snapshot_id)
+        admitted, reason = admission is not None, None
+        if admission is not None:
+            try:
+                integrity.check_unchanged(self._layout.published(snapshot_id), admission)
+            except SnapshotError as error:
+                admitted = False
+                # Across a reboot a difference means little: it is to be digested again, like one from elsewhere.
+                rebooted = error.reason is Reason.SNAPSHOT_CHANGED and admission.boot_id != integrity.boot_id()
+                reason = None if rebooted else error.reason.value
+        return SnapshotSummary(
+            id=snapshot_id,
+            compatibility_key=manifest.compatibility_key,
+            size_bytes=manifest.size_bytes,
+            created_at=manifest.created_at,
+            admitted=admitted,
+            reason=reason,
+        )
+
     def _unreadable(self, snapshot_id: str, error: SnapshotError) -> SnapshotSummary:
         folder = self._layout.published(snapshot_id)
         return SnapshotSummary(
@@ -238,32 +260,15 @@ class SnapshotStore:
 
     # last, as its name hides the builtin from what follows
     def list(self) -> list[SnapshotSummary]:
-        """Returns all that is published, the newest first; what may not be used says why."""
+        """Returns all that is published, the newest first; what may not be used says why.
+
+        Neither admitted nor with a reason: this node has yet to digest it.
+        """
         summaries = []
         for snapshot_id in self._layout.ids():
             try:
-                manifest = self.manifest(snapshot_id)
+                summaries.append(self._summarize(snapshot_id))
             except SnapshotError as error:
-                if error.reason is not Reason.SNAPSHOT_MISSING:
+                with suppress(FileNotFoundError):  # removed since we looked
                     summaries.append(self._unreadable(snapshot_id, error))
-                continue
-            reason: str | None = None
-            try:
-                admitted = self.is_admitted(snapshot_id)
-                if admitted:
-                    self.check_unchanged(snapshot_id)
-            except SnapshotError as error:
-                if error.reason is Reason.SNAPSHOT_MISSING:
-                    continue
-                admitted, reason = False, error.reason.value
-            summaries.append(
-                SnapshotSummary(
-                    id=snapshot_id,
-                    compatibility_key=manifest.compatibility_key,
-                    size_bytes=manifest.size_bytes,
-                    created_at=manifest.created_at,
-                    admitted=admitted,
-                    reason=reason,
-                )
-            )
         return sorted(summaries, key=lambda summary: (summary.created_at, summary.id), reverse=True)

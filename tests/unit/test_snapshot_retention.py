@@ -1,11 +1,10 @@
-"""Retention by number, age and size, and when a capture pays."""
+"""Retention by number, age and size."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.snapshots.break_even import break_even, expected_restore_s
 from dynamo_snapshot.snapshots.retention import Candidate, RetentionPolicy, to_remove
 
 NOW = 1_000_000.0
@@ -95,13 +94,3 @@ def test_what_stays_is_protected_or_within_every_limit(candidates: list[Candidat
 @given(CANDIDATES)
 def test_without_need_nothing_goes(candidates: list[Candidate]) -> None:
     assert to_remove(candidates, RetentionPolicy(keep=max(1, len(candidates))), (), NOW) == ()
-
-
-def test_capture_pays_where_the_restore_gains_enough() -> None:
-    assert break_even(8.0, expected_restore_s(300 << 20), 1.0).worthwhile
-    quick = break_even(1.4, expected_restore_s(300 << 20), 1.0)
-    assert not quick.worthwhile
-    assert quick.gain_s > 0
-    assert "1.40 s" in quick.reason
-    assert "loses" in break_even(1.0, expected_restore_s(2 << 30), 0.0).reason
-    assert break_even(3.0, 2.0, 1.0).worthwhile

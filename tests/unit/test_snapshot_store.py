@@ -10,11 +10,10 @@ import pytest
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.snapshots import integrity
 from dynamo_snapshot.snapshots import staging as staging_module
-from dynamo_snapshot.snapshots.collection import collect
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, compatibility_key
 from dynamo_snapshot.snapshots.manifest import Capture
-from dynamo_snapshot.snapshots.retention import RetentionPolicy
 from dynamo_snapshot.snapshots.store import SnapshotStore, pool_of
 
 PARTS = CompatibilityParts(
@@ -294,16 +293,22 @@ def test_images_are_private_and_read_only(store: SnapshotStore) -> None:
     assert (store.images(snapshot_id) / "pages-1.img").stat().st_mode & 0o777 == 0o400
 
 
-def test_collection_keeps_to_the_pools_it_is_told_of_and_to_what_is_not_used(tmp_path: Path) -> None:
-    now = 1_700_000_000.0
-    store = SnapshotStore(tmp_path, clock=lambda: now)
-    made = []
-    for _ in range(4):
-        made.append(publish(store, {"a": b"a"}, "a-pool"))
-        now += 10
-    other = publish(store, {"a": b"a"}, "other")
-    assert {pool_of(snapshot_id) for snapshot_id in made} == {"a-pool"}
-    with store.use(made[0]):
-        gone = collect(store, {"a-pool": RetentionPolicy(keep=1)}, (), now)
-    assert [removal.id for removal in gone] == [made[1], made[2], made[3]]
-    assert {summary.id for summary in store.list()} == {made[0], other}
+def test_after_a_reboot_renumbered_files_are_to_be_admitted_again(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_id, cut = publish(store), publish(store)
+    os.utime(store.images(snapshot_id) / "stats")  # stands for a device number that a reboot changed
+    os.truncate(store.images(cut) / "pages-1.img", 1)
+    states = {summary.id: (summary.admitted, summary.reason) for summary in store.list()}
+    assert states == {snapshot_id: (False, "snapshot_changed"), cut: (False, "snapshot_corrupt")}
+    monkeypatch.setattr(integrity, "boot_id", lambda: "another boot")
+    states = {summary.id: (summary.admitted, summary.reason) for summary in store.list()}
+    assert states == {snapshot_id: (False, None), cut: (False, "snapshot_corrupt")}
+    with refused(Reason.SNAPSHOT_CHANGED, "stats"):
+        store.check_unchanged(snapshot_id)
+    store.admit(snapshot_id)
+    assert store.check_unchanged(snapshot_id).id == snapshot_id
+
+
+def test_id_names_its_pool(store: SnapshotStore) -> None:
+    assert pool_of(publish(store, {"a": b"a"}, "a-pool")) == "a-pool"
