@@ -197,7 +197,8 @@ class Orders:
                 reason=result.error.reason,
                 cause=result.error.message,
             )
-            return OrderStatus.FAILED, result.error.reason, str(result.error)
+            remedy = f". {result.error.remedy}" if result.error.remedy else ""
+            return OrderStatus.FAILED, result.error.reason, result.error.message + remedy
         log.info("order done", order=order.id, kind=order.kind, replica=order.replica_id)
         return OrderStatus.DONE, None, ""
 

@@ -1,0 +1,200 @@
+"""Captures and restores on one host for a person at a terminal: orders without a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+
+from dynamo_snapshot.agent.entry import build_node, hold_runtime_dir
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.orders import Orders
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.agent.teardown import teardown
+from dynamo_snapshot.config import Agent as Settings
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Exit, Order, OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, WorkerSpec
+from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
+from dynamo_snapshot.snapshots.store import SnapshotStore
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+SERVER_PREFIXES = ("DYN_", "ETCD_", "NATS_")
+"""The caller's variables that a worker gets: they say where its servers are."""
+REPLICA = "worker"
+_CAPTURE_S = 600.0
+_SERVES = (ReplicaPhase.RESUMING, ReplicaPhase.REGISTERED, ReplicaPhase.DRAINING)
+
+
+class Direct:
+    """One replica on this host, ordered by one caller."""
+
+    def __init__(self, node: Node, pool: str, spec: WorkerSpec, say: Say) -> None:
+        self.node, self._pool, self._spec, self._say = node, pool, spec, say
+        self._orders = Orders(node, lambda: None)
+        self._numbers = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._phase: ReplicaPhase | None = None
+        node.on_change = self._on_change
+
+    @property
+    def replica(self) -> Replica | None:
+        return self.node.replicas.get(REPLICA)
+
+    def begin(self, kind: OrderKind, within_s: float, *, snapshot_id: str | None = None, capture: bool = False) -> str:
+        """Begins an order; returns its id."""
+        now = self.node.clock()
+        order = Order(
+            id=f"{kind.value}-{next(self._numbers)}",
+            kind=kind,
+            replica_id=REPLICA,
+            pool=self._pool,
+            fence=0,
+            issued_at=now,
+            deadline=now + within_s,
+            snapshot_id=snapshot_id,
+            capture=capture,
+        )
+        self._orders.begin(order, self._spec)
+        return order.id
+
+    async def done(self, order_id: str, stop: asyncio.Event | None = None) -> Outcome:
+        """Returns an order's outcome; raises the error that made it fail, or ``cancelled`` once ``stop`` is set."""
+        outcome = await self.until(lambda: self.node.journal.state.outcomes.get(order_id), stop)
+        if outcome.status is not OrderStatus.DONE:
+            raise SnapshotError(Reason(outcome.reason or Reason.INTERNAL_ERROR), outcome.message)
+        return outcome
+
+    async def until(self, look: Callable[[], T | None], stop: asyncio.Event | None = None) -> T:
+        """Returns the first answer of ``look`` that is not None; raises ``cancelled`` once ``stop`` is set."""
+        stopped = asyncio.create_task(stop.wait()) if stop else None
+        try:
+            while (found := look()) is None:
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({changed, stopped} if stopped else {changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._changed.clear()
+                if stopped and stopped.done():
+                    raise SnapshotError(Reason.CANCELLED, "stopped before it was done")
+            return found
+        finally:
+            if stopped:
+                stopped.cancel()
+
+    async def serve(self, stop: asyncio.Event) -> Exit:
+        """Returns how the worker ended: by itself, or drained after ``stop`` was set."""
+        replica = self.replica
+        assert replica is not None
+        try:
+            return await self.until(lambda: replica.exit, stop)
+        except SnapshotError:
+            self._say("draining")
+            await self.done(self.begin(OrderKind.DRAIN, self._spec.drain_timeout_s + 10))
+            return await self.until(lambda: replica.exit)
+
+    async def close(self) -> None:
+        await self._orders.stop()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        phase = self.replica.phase if self.replica else None
+        if phase is not self._phase and phase is not None:
+            self._say(phase.value.replace("_", " "))
+        self._phase = phase
+
+
+async def capture(
+    settings: Settings, pool: str, spec: WorkerSpec, stop: asyncio.Event, say: Say, *, keep: bool = False
+) -> str:
+    """Starts ``spec``'s worker, captures it and returns the snapshot's id; with ``keep`` it then serves until ``stop``.
+
+    Raises:
+        SnapshotError: what made a phase fail; ``cancelled`` when ``stop`` was set before the capture was done.
+    """
+    async with _direct(settings, pool, spec, say) as direct:
+        start = direct.begin(OrderKind.COLD_START, spec.boot_timeout_s + _CAPTURE_S, capture=True)
+
+        def ready() -> bool | None:
+            outcomes, replica = direct.node.journal.state.outcomes, direct.replica
+            if replica is not None and replica.ready_at is not None:
+                return True
+            return False if start in outcomes or (replica is not None and replica.phase in _SERVES) else None
+
+        if not await direct.until(ready, stop):
+            if start in direct.node.journal.state.outcomes:
+                await direct.done(start)
+            raise SnapshotError(
+                Reason.WORKER_NOT_READY,
+                "the worker serves already: it never waited to be captured",
+                "Run it through `dynamo-snapshot-worker run -- COMMAND`.",
+            )
+        outcome = await direct.done(direct.begin(OrderKind.CAPTURE, _CAPTURE_S), stop)
+        assert outcome.snapshot_id is not None
+        phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in outcome.phases)
+        say(f"captured in {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
+        if keep:
+            await direct.serve(stop)
+        return outcome.snapshot_id
+
+
+async def restore(
+    settings: Settings, snapshot_id: str, environment: Mapping[str, str], stop: asyncio.Event, say: Say
+) -> Exit:
+    """Restores a snapshot, follows its worker until it ends or ``stop`` is set, and returns how it ended.
+
+    Args:
+        environment: the new incarnation's own, for its restore context.
+
+    Raises:
+        SnapshotError: what made a phase fail; ``cancelled`` when ``stop`` was set before the worker served.
+    """
+    captured = (await asyncio.to_thread(SnapshotStore(settings.store_dir).check_unchanged, snapshot_id)).capture
+    compatible = captured.compatibility
+    spec = WorkerSpec(
+        command=compatible.command, environment=compatible.environment, incarnation_environment=dict(environment)
+    )
+    async with _direct(settings, captured.pool, spec, say) as direct:
+        on_host = direct.node.parts
+
+        async def parts(pool: str, spec: WorkerSpec) -> CompatibilityParts:
+            # Where the model's folder was is not in the manifest, and the worker has its content in memory.
+            known = {"engine": compatible.engine, "engine_version": compatible.engine_version}
+            return msgspec.structs.replace(await on_host(pool, spec), model_files=compatible.model_files, **known)
+
+        direct.node.parts = parts
+        outcome = await direct.done(direct.begin(OrderKind.RESTORE, _CAPTURE_S, snapshot_id=snapshot_id), stop)
+        phases = ", ".join(f"{phase.name} {phase.seconds * 1e3:.0f} ms" for phase in outcome.phases)
+        say(f"serving after {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
+        return await direct.serve(stop)
+
+
+@asynccontextmanager
+async def _direct(settings: Settings, pool: str, spec: WorkerSpec, say: Say) -> AsyncIterator[Direct]:
+    """One replica in a runtime folder of its own; afterwards there is nothing of it."""
+    lock = hold_runtime_dir(settings.runtime_dir)
+    try:
+        node, _ = await asyncio.to_thread(build_node, settings)
+        direct = Direct(node, pool, spec, say)
+        try:
+            yield direct
+        finally:
+            await direct.close()
+            for replica in list(node.replicas.values()):
+                await replica.close()
+            await teardown(settings.runtime_dir)
+            node.journal.close()
+            await asyncio.to_thread(shutil.rmtree, settings.runtime_dir, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def servers_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of ``environment`` says where a worker's servers are."""
+    return {name: value for name, value in environment.items() if name.startswith(SERVER_PREFIXES)}

@@ -1,0 +1,94 @@
+"""`capture` and `restore` as a person uses them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent_host import TOY
+
+from dynamo_snapshot.agent.house import MARK
+from dynamo_snapshot.agent.process import marked_processes
+from dynamo_snapshot.snapshots.store import SnapshotStore
+
+CLI = [sys.executable, "-m", "dynamo_snapshot.cli.main"]
+
+
+class Place:
+    def __init__(self, folder: Path, criu: Path) -> None:
+        self.store, self.runtime_dir = folder / "store", folder / "run"
+        self.options = ["--store", str(self.store), "--runtime-dir", str(self.runtime_dir), "--criu", str(criu)]
+
+    def capture(self, *options: str, command: tuple[str, ...] = (sys.executable, str(TOY))) -> list[str]:
+        return [*CLI, "capture", *self.options, *options, "--", *command]
+
+    def restore(self, *arguments: str) -> list[str]:
+        return [*CLI, "restore", *self.options, *arguments]
+
+    def is_clean(self) -> bool:
+        return not self.runtime_dir.exists() and not marked_processes(MARK, f"{self.runtime_dir}/", prefix=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path, criu: Path) -> Place:
+    return Place(tmp_path, criu)
+
+
+def test_capture_prints_an_id_that_restore_takes(place: Place) -> None:
+    captured = subprocess.run(place.capture("--env", "TOY_BOOT_S=0.1"), capture_output=True, text=True, timeout=60)
+    assert captured.returncode == 0, captured.stderr
+    snapshot = captured.stdout.strip()
+    assert [summary.id for summary in SnapshotStore(place.store).list()] == [snapshot]
+    assert "ready for snapshot" in captured.stderr
+    assert place.is_clean()
+
+    environment = {**os.environ, "DYN_NAMESPACE": "elsewhere"}
+    restoring = subprocess.Popen(place.restore(snapshot), stderr=subprocess.PIPE, text=True, env=environment)
+    assert restoring.stderr is not None
+    seen = []
+    for line in restoring.stderr:
+        seen.append(line.split(maxsplit=1)[1].strip())
+        if "serving after" in line:
+            restoring.send_signal(signal.SIGINT)
+    assert restoring.wait(20) == 0
+    assert seen[0] == "restoring"
+    assert seen[-1] == "the worker ended with status 0"
+    assert "draining" in seen
+    assert place.is_clean()
+
+
+def test_a_command_that_fails_is_one_sentence(place: Place) -> None:
+    failed = subprocess.run(
+        place.capture("--env", "TOY_FLAW=die_at_boot"), capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert "the engine found no weights" in failed.stderr
+    assert "worker_exited" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    absent = subprocess.run(place.capture(command=("/no/such/program",)), capture_output=True, text=True, timeout=60)
+    assert absent.returncode == 1
+    assert "/no/such/program" in absent.stderr
+    unknown = subprocess.run(place.restore("nothing-20200101"), capture_output=True, text=True, timeout=60)
+    assert unknown.returncode == 1
+    assert "snapshot_missing" in unknown.stderr
+    assert place.is_clean()
+
+
+def test_ctrl_c_before_the_worker_is_ready_leaves_nothing(place: Place) -> None:
+    capturing = subprocess.Popen(
+        place.capture("--env", "TOY_BOOT_S=600"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert capturing.stderr is not None
+    assert "starting" in capturing.stderr.readline()
+    capturing.send_signal(signal.SIGINT)
+    output, errors = capturing.communicate(timeout=20)
+    assert capturing.returncode == 1
+    assert output == ""
+    assert "cancelled" in errors
+    assert place.is_clean()
+    assert SnapshotStore(place.store).list() == []
