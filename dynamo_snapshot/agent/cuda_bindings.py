@@ -62,7 +62,7 @@ class BindingsDriver:
             devices.append(
                 Device(
                     uuid=name,
-                    name=self._value(self._driver.cuDeviceGetName(128, device)).rstrip(b"\0").decode(),
+                    name=self._value(self._driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
                     total_bytes=self._value(self._driver.cuDeviceTotalMem(device)),
                     free_bytes=seen.free_bytes,
                     mig=seen.mig,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.agent.cuda_driver import AsyncCheckpointDriver, CudaState, DeviceMap
@@ -32,8 +33,17 @@ async def cuda_processes(driver: AsyncCheckpointDriver, pids: Iterable[int]) -> 
         SnapshotError: ``cuda_probe_failed`` when the driver cannot say of one: unknown is not none.
     """
     listed = list(pids)
-    states = await asyncio.gather(*(driver.state(pid) for pid in listed))
+    states = await asyncio.gather(*(_probe(driver, pid) for pid in listed))
     return {pid: state for pid, state in zip(listed, states, strict=True) if state is not None}
+
+
+async def _probe(driver: AsyncCheckpointDriver, pid: int) -> CudaState | None:
+    try:
+        return await driver.state(pid)
+    except SnapshotError:
+        if Path(f"/proc/{pid}").exists():
+            raise
+        return None  # it ended since it was listed
 
 
 async def freeze(driver: AsyncCheckpointDriver, pids: Sequence[int], lock_timeout_ms: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from hypothesis import given
@@ -45,11 +46,13 @@ async def test_processes_without_cuda_are_left_out() -> None:
     assert await cuda_processes(tree(), [9, *PIDS]) == dict.fromkeys(PIDS, CudaState.RUNNING)
 
 
-async def test_a_probe_that_fails_is_an_error() -> None:
-    driver = tree(p11=FakeProcess(answers={Operation.STATE: "CUDA_ERROR_INVALID_VALUE"}))
+async def test_a_probe_that_fails_is_an_error_unless_the_process_has_gone() -> None:
+    unknown = FakeProcess(answers={Operation.STATE: "CUDA_ERROR_OPERATING_SYSTEM"})
+    alive, gone = os.getpid(), 1 << 22  # above the highest pid that Linux gives
     with pytest.raises(SnapshotError) as failed:
-        await cuda_processes(driver, PIDS)
+        await cuda_processes(tree(**{f"p{alive}": unknown}), [10, alive])
     assert failed.value.reason is Reason.CUDA_PROBE_FAILED
+    assert await cuda_processes(tree(**{f"p{gone}": unknown}), [10, gone]) == {10: CudaState.RUNNING}
 
 
 async def test_a_lock_time_out_leaves_all_running_and_none_checkpointed() -> None:

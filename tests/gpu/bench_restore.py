@@ -1,0 +1,164 @@
+"""Measures restores of the torch engine: ``PYTHONPATH=.:tests python tests/gpu/bench_restore.py --folder F --out O``.
+
+One JSON file: the environment, the machine's own limits, and for each case and way every restore's phases. The clock
+runs from the order to a passed self-test: admission, house, CRIU, CUDA, weights, first result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu.rig import Rig, percentile, rig
+
+from dynamo_snapshot.agent.cuda_client import CudaHelper
+from dynamo_snapshot.agent.page_cache import cached_bytes
+
+WAYS = {
+    "stock": {"detached": False, "drop_zeros": False, "prefetch": False},
+    "detached": {"detached": True, "drop_zeros": True, "prefetch": False},
+    "prefetched": {"detached": True, "drop_zeros": True, "prefetch": True},
+}
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def host_to_device_rate() -> float:
+    """Bytes a second from one pinned buffer to the GPU, in a process of its own."""
+    code = """
+import torch
+source = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True).fill_(1)
+target = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+target.copy_(source, non_blocking=True); torch.cuda.synchronize()
+begin.record()
+for _ in range(8): target.copy_(source, non_blocking=True)
+end.record(); torch.cuda.synchronize()
+print((8 << 30) / (begin.elapsed_time(end) / 1e3))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def read_rate(path: Path) -> float:
+    """Bytes a second that one thread reads from the page cache (or the disk, if the file is not cached)."""
+    buffer = bytearray(16 << 20)
+    began, total = time.monotonic(), 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            total += count
+    return total / (time.monotonic() - began)
+
+
+def huge_pages() -> str:
+    return HUGE_PAGES.read_text().split("[")[1].split("]")[0]
+
+
+async def environment() -> dict[str, Any]:
+    import torch
+
+    helper = CudaHelper(Path(os.devnull))
+    inventory = await helper.inventory()
+    await helper.close()
+    return {
+        "at": time.time(),
+        "gpus": [{"name": d.name, "total_bytes": d.total_bytes} for d in inventory.devices],
+        "driver": inventory.driver_version,
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "huge_pages": huge_pages(),
+        "host_to_device_bytes_per_s": host_to_device_rate(),
+    }
+
+
+async def measure(node: Rig, gib: float, way: str, repeats: int) -> dict[str, Any]:
+    settings = WAYS[way]
+    engine = ["--weights-gib", str(gib), *(["--segments", str(node.store.folder)] if settings["detached"] else [])]
+    began = time.monotonic()
+    house = await node.cold_start("source", *engine)
+    cold_start_s = time.monotonic() - began
+    images = node.folder / f"images-{way}-{gib:g}"
+    snapshot = await node.capture(house, images, drop_zeros=settings["drop_zeros"])
+    await node.remove("source")
+    if snapshot.segments:
+        await node.loader.prefetch(snapshot.segments, node.store)
+    restores: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for number in range(repeats):
+        name = f"{way}-{number}"
+        try:
+            restored = await node.restore(name, snapshot, prefetch=settings["prefetch"])
+            restores.append({"seconds": restored.seconds, "evidence": restored.evidence})
+        except Exception as failure:
+            failures.append(f"{type(failure).__name__}: {failure}"[:2000])
+        await node.loader.cancel(name)
+        await node.remove(name)
+    totals = [restore["seconds"]["total"] for restore in restores]
+    row = {
+        "engine": "torch",
+        "case": f"{gib:g}GiB",
+        "way": way,
+        "repeats": repeats,
+        "failures": len(failures),
+        "median_s": statistics.median(totals) if totals else None,
+        "p95_s": percentile(totals, 0.95) if totals else None,
+        "cold_start_s": cold_start_s,
+        "capture": snapshot.seconds,
+        "image_bytes": snapshot.image_bytes,
+        "image_read_bytes_per_s": read_rate(max(images.glob("pages-*.img"), key=lambda path: path.stat().st_size)),
+        "image_cached_bytes": sum(cached_bytes(path) for path in images.iterdir()),
+        "weight_bytes": sum(segment.size for segment in snapshot.segments),
+        "answers": sorted({restore["evidence"]["answer"] for restore in restores}),
+        "errors": failures,
+        "restores": restores,
+    }
+    shutil.rmtree(images)
+    return row
+
+
+def summary(row: dict[str, Any]) -> str:
+    phases: dict[str, list[float]] = {}
+    for restore in row["restores"]:
+        for name, seconds in restore["seconds"].items():
+            phases.setdefault(name, []).append(seconds)
+    medians = " ".join(f"{name}={statistics.median(values):.3f}" for name, values in phases.items())
+    head = f"{row['case']} {row['way']}: median {row['median_s'] or 0:.3f} p95 {row['p95_s'] or 0:.3f}"
+    return f"{head} failures {row['failures']}/{row['repeats']} image {row['image_bytes'] >> 20} MiB | {medians}"
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", default="16")
+    parser.add_argument("--ways", default="stock,detached,prefetched")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--stock-repeats", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--criu", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"environment": await environment(), "rows": []}
+    print(json.dumps(result["environment"]), flush=True)
+    async with rig(arguments.folder / "node", arguments.criu) as node:
+        for gib in map(float, arguments.gib.split(",")):
+            for way in arguments.ways.split(","):
+                repeats = arguments.stock_repeats if way == "stock" and arguments.stock_repeats else arguments.repeats
+                row = await measure(node, gib, way, repeats)
+                result["rows"].append(row)
+                print(summary(row), *row["errors"][:1], flush=True)
+                arguments.out.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,224 @@
+"""Capture and restore on a GPU with the agent's own parts: houses, CRIU, the CUDA helper and a loader.
+
+What the agent's pipelines do around them (journal, store, bus) is left out; the order of the steps is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.cuda_client import CudaHelper
+from dynamo_snapshot.agent.cuda_devices import CudaRecord, device_map, record_devices
+from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, process_tree, thaw
+from dynamo_snapshot.agent.house import CONTROL_INSIDE, LOG_INSIDE, HostHouses, House
+from dynamo_snapshot.agent.loader import WeightLoader
+from dynamo_snapshot.agent.loader_process import Settings
+from dynamo_snapshot.agent.zero_pages import ZeroPages, drop_zero_pages
+from worker_hooks import control, holder
+from worker_hooks.weights.segment import SEGMENTS_FILE, Segment, SegmentStore, decode_segments
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / "examples" / "torch_engine.py"
+LOCK_TIMEOUT_MS = 10_000
+
+
+@dataclass
+class Captured:
+    """One capture: where its images are and what a restore must know."""
+
+    images: Path
+    inner_pid: int
+    record: CudaRecord
+    segments: list[Segment]
+    seconds: dict[str, float]
+    zero_pages: ZeroPages | None
+    expected: str
+
+    @property
+    def image_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.images.iterdir())
+
+
+@dataclass
+class Restored:
+    """One restore: the house it is in, how long each step took, and what the worker said."""
+
+    house: House
+    seconds: dict[str, float]
+    evidence: dict[str, str]
+
+
+@dataclass
+class Rig:
+    """Everything resident on a node with one GPU."""
+
+    folder: Path
+    houses: HostHouses
+    criu: Criu
+    driver: CudaHelper
+    loader: WeightLoader
+    store: SegmentStore
+    gpu: str
+    names: list[str] = field(default_factory=list)
+
+    async def cold_start(self, name: str, *engine: str) -> House:
+        """Starts the torch engine in a house of its own; returns once it is ready-for-snapshot."""
+        house = await self.houses.make(name, None)
+        self.names.append(name)
+        environment = {
+            **os.environ,
+            control.STATE_DIR_ENV: CONTROL_INSIDE,
+            control.CONTROL_DIR_ENV: CONTROL_INSIDE,
+            control.LEGACY_CONTROL_DIR_ENV: CONTROL_INSIDE,
+            control.INCARNATION_ENV: f"{name}-cold",
+            "CUDA_VISIBLE_DEVICES": self.gpu,
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [sys.executable, str(ENGINE), "--house", holder.HOUSE, *engine]
+        await house.holder.start(command, environment, "/", LOG_INSIDE)
+        await self.until(house, lambda: house.control.is_ready_for_snapshot(), 180)
+        return house
+
+    async def capture(self, house: House, images: Path, *, drop_zeros: bool) -> Captured:
+        """Captures a ready worker and lets it run on, quiesced, as the agent's pipeline does."""
+        watch = Stopwatch()
+        os.mkdir(images)
+        inner = await house.holder.worker()
+        assert inner is not None
+        pid = house.host_pid(inner)
+        assert pid is not None
+        pids = list(await cuda_processes(self.driver, process_tree(pid)))
+        watch.lap("probe")
+        free = (await self.driver.inventory()).devices
+        watch.lap("inventory")
+        await freeze(self.driver, pids, LOCK_TIMEOUT_MS)
+        watch.lap("cuda_checkpoint")
+        after = await self.driver.inventory()
+        held = after.devices[0].free_bytes or 0
+        needed = held - (free[0].free_bytes or 0)
+        watch.lap("inventory_after")
+        try:
+            await self.criu.dump(house, inner, images)
+            watch.lap("dump")
+        finally:
+            await thaw(self.driver, pids)
+        watch.lap("thaw")
+        zero_pages = await asyncio.to_thread(drop_zero_pages, images, self.criu.path) if drop_zeros else None
+        watch.lap("zero_pages")
+        listed = house.control.path / SEGMENTS_FILE
+        segments = decode_segments(listed.read_bytes()) if listed.exists() else []
+        needed += sum(segment.size for segment in segments)
+        state = house.control.state()
+        return Captured(
+            images=images,
+            inner_pid=inner,
+            record=record_devices(after, [self.gpu], [needed]),
+            segments=segments,
+            seconds=watch.laps,
+            zero_pages=zero_pages,
+            expected=(state.evidence if state else {}).get("expected", ""),
+        )
+
+    async def restore(self, name: str, captured: Captured, *, prefetch: bool, timeout_s: float = 120) -> Restored:
+        """From the order to a worker that has passed its self-test, every step timed."""
+        watch = Stopwatch()
+        devices = device_map(captured.record, await self.driver.inventory(), [self.gpu])
+        watch.lap("admit")
+        self.names.append(name)
+        house = await self.houses.make(name, None)
+        watch.lap("house")
+        loaded: asyncio.Task[None] | None = None
+        if prefetch and captured.segments:
+            await self.loader.load(name, house.path, captured.segments, self.store)
+            watch.lap("weights_begun")
+            loaded = asyncio.create_task(self._loaded(name, watch))
+        await house.holder.expect(captured.inner_pid)
+        await self.criu.restore(house, captured.images, LOG_INSIDE)
+        watch.lap("criu")
+        pid = house.host_pid(captured.inner_pid)
+        assert pid is not None
+        pids = list(await cuda_processes(self.driver, process_tree(pid)))
+        await thaw(self.driver, pids, devices)
+        watch.lap("cuda")
+        house.control.release(f"{name}-1", {})
+        await self.until(house, lambda: _state(house) == "REGISTERED", timeout_s)
+        watch.lap("worker")
+        if loaded is not None:
+            await loaded
+        state = house.control.state()
+        assert state is not None
+        watch.laps["total"] = sum(seconds for lap, seconds in watch.laps.items() if not lap.startswith("loader"))
+        return Restored(house, watch.laps, state.evidence)
+
+    async def remove(self, *names: str) -> None:
+        for name in names or tuple(self.names):
+            await self.houses.remove(name)
+
+    async def until(self, house: House, condition: object, timeout_s: float) -> None:
+        """Polls ``condition``; fails with the worker's log when it has ended or the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():  # type: ignore[operator]  # a plain callable
+            state = _state(house)
+            exited = house.holder.exited
+            if state == "FAILED" or exited.done() or time.monotonic() > deadline:
+                log = house.log.read_text(errors="replace")[-3000:] if house.log.exists() else "no log"
+                detail = house.control.state()
+                raise AssertionError(f"the worker is {state}, exit {exited}, {detail}:\n{log}")
+            await asyncio.sleep(0.001)
+
+    async def _loaded(self, name: str, watch: Stopwatch) -> None:
+        loaded = await self.loader.finished(name)
+        watch.laps["loader"] = loaded.seconds
+        watch.laps["loader_cached_share"] = loaded.cached_bytes / loaded.bytes
+
+
+class Stopwatch:
+    """Names the time since the last lap."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+@asynccontextmanager
+async def rig(folder: Path, criu: Path | None, settings: Settings | None = None) -> AsyncIterator[Rig]:
+    """A node with its resident processes up; everything is gone when the block ends."""
+    os.makedirs(folder, exist_ok=True)
+    driver = CudaHelper(folder / "cuda-helper.log")
+    gpu = (await driver.inventory()).devices[0].uuid
+    loader = WeightLoader(gpu, folder / "loader.log", settings)
+    node = Rig(
+        folder, HostHouses(folder / "run"), Criu.locate(criu), driver, loader, SegmentStore(folder / "segments"), gpu
+    )
+    try:
+        await loader.ready()
+        yield node
+    finally:
+        await node.remove()
+        await loader.close()
+        await driver.close()
+        node.houses.dismantle()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 100 * len(ordered)) // 100) - 1))]
+
+
+def _state(house: House) -> str | None:
+    state = house.control.state()
+    return None if state is None else state.state
