@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from dynamo_snapshot.local.report.starts import starts
-from dynamo_snapshot.local.report.svg import STATE_FILLS, element
+from dynamo_snapshot.local.report.starts import carried_out, phase_colours, starts
+from dynamo_snapshot.local.report.svg import GREY, STATE_FILLS, element
 from dynamo_snapshot.local.report.timeline import timeline
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -28,8 +28,9 @@ def render(result: dict[str, Any]) -> str:
         tiles="".join(_tile(*tile) for tile in _figures(result)),
         timeline=timeline(result),
         legend=_legend(),
-        restores=_section("Every restore, enlarged", starts(result["orders"], "restore")),
-        cold_starts=_section("Cold starts, on a scale of their own", starts(result["orders"], "cold_start")),
+        restores=_starts("Every restore, enlarged", result["orders"], "restore"),
+        cold_starts=_starts("Cold starts, on a scale of their own", result["orders"], "cold_start"),
+        captures=_starts("Captures", result["orders"], "capture"),
         checks=_table(("", "check", "value", "bound"), [_check_row(check) for check in checks]),
         decisions=_table(("at", "pool", "decision", "because"), _decision_rows(result)),
         environment=escape(json.dumps(result["environment"], indent=2)),
@@ -61,15 +62,20 @@ def _tile(figure: str, meaning: str) -> str:
 
 def _legend() -> str:
     items = "".join(f"<span>{_swatch(fill)} {state}</span>" for state, fill in STATE_FILLS.items())
-    return items + "<span>◆ in discovery</span><span>✗ killed</span><span>⏹ drained</span>"
+    return items + "<span>◆ in discovery</span><span>✗ killed</span><span>□ ended in order</span>"
 
 
 def _swatch(fill: str) -> str:
     return element("svg", element("rect", width=18, height=12, fill=fill, rx=2), width=18, height=12)
 
 
-def _section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2><div class='card'>{content}</div>" if content else ""
+def _starts(title: str, orders: list[dict[str, Any]], kind: str) -> str:
+    rows = carried_out(orders, kind)
+    if not rows:
+        return ""
+    phases = "".join(f"<span>{_swatch(fill)} {escape(name)}</span>" for name, fill in phase_colours(rows).items())
+    rest = f"<span>{_swatch(GREY)} on its way</span>{phases}<span>◆ in discovery</span>"
+    return f"<h2>{escape(title)}</h2><div class='card'>{starts(rows, kind)}<div class='legend'>{rest}</div></div>"
 
 
 def _check_row(check: dict[str, Any]) -> tuple[str, ...]:

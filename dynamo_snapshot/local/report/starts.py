@@ -9,11 +9,13 @@ from dynamo_snapshot.local.report.svg import GREY, PATTERNS, PHASE_COLOURS, Scal
 WIDTH, LEFT, RIGHT, BAR, STEP = 1120.0, 130.0, 130.0, 20.0, 28.0
 
 
-def starts(orders: list[dict[str, Any]], kind: str) -> str:
-    """Returns the SVG for all orders of ``kind`` that were carried out, on one scale; empty where there are none."""
-    rows = [order for order in orders if order["kind"] == kind and order.get("phases")]
-    if not rows:
-        return ""
+def carried_out(orders: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The orders of ``kind`` that have an outcome with phases."""
+    return [order for order in orders if order["kind"] == kind and order.get("phases")]
+
+
+def starts(rows: list[dict[str, Any]], kind: str) -> str:
+    """Returns the SVG for ``rows``, orders of ``kind``, on one scale; there must be at least one."""
     longest = max(_length(order) for order in rows)
     x = Scale(0.0, longest, LEFT, WIDTH - RIGHT)
     colours = phase_colours(rows)

@@ -18,7 +18,7 @@ from dynamo_snapshot.local.report.svg import (
     text,
 )
 
-WIDTH, LEFT, RIGHT = 1120.0, 130.0, 20.0
+WIDTH, LEFT, RIGHT, TOP = 1120.0, 130.0, 20.0, 50.0
 LOAD_HEIGHT, COUNT_HEIGHT, BAR_HEIGHT, GAP = 110.0, 90.0, 20.0, 34.0
 
 
@@ -27,7 +27,7 @@ def timeline(result: dict[str, Any]) -> str:
     began, ended = float(result["began_at"]), float(result["ended_at"])
     x = Scale(0.0, max(1.0, ended - began), LEFT, WIDTH - RIGHT)
     replicas = result.get("replicas", [])
-    load_top, count_top = 24.0, 24.0 + LOAD_HEIGHT + GAP
+    load_top, count_top = TOP, TOP + LOAD_HEIGHT + GAP
     bars_top = count_top + COUNT_HEIGHT + GAP
     bottom = bars_top + len(replicas) * (BAR_HEIGHT + 6)
     parts = [
@@ -73,7 +73,8 @@ def _load(result: dict[str, Any], x: Scale, top: float, began: float) -> str:
             element("path", d=area, fill=SKY, fill_opacity=0.45),
             element("path", d=path(sent), fill="none", stroke=BLUE, stroke_width=1.2),
             element("path", d=path(flying), fill="none", stroke=VERMILION, stroke_width=1.4, stroke_dasharray="4 2"),
-            text(LEFT + 6, top + 12, "▬ sent each second   ╌ in flight", class_="tick"),
+            _key(LEFT + 6, top - 8, BLUE, "sent each second"),
+            _key(LEFT + 140, top - 8, VERMILION, "in flight", "4 2"),
         )
     )
 
@@ -97,7 +98,9 @@ def _counts(result: dict[str, Any], x: Scale, top: float, began: float, ended: f
             "path", d=path(target, steps=True), fill="none", stroke=ORANGE, stroke_width=1.6, stroke_dasharray="6 3"
         )
     )
-    parts.append(text(LEFT + 6, top - 4, "▬ serving   ╌ target   ▲ decision", class_="tick"))
+    parts.append(_key(LEFT + 6, top - 8, GREEN, "serving"))
+    parts.append(_key(LEFT + 90, top - 8, ORANGE, "target", "6 3"))
+    parts.append(text(LEFT + 170, top - 4, "▲ decision", class_="tick"))
     for decision in result.get("decisions", []):
         at = x(decision["at"] - began)
         tip = f"{decision['at'] - began:.1f} s: {decision['what']} ({decision['reason']})"
@@ -133,7 +136,7 @@ def _bar(replica: dict[str, Any], x: Scale, top: float, began: float, ended: flo
         parts.append(text(x(registered - began), top + 14, "◆", class_="mark", text_anchor="middle"))
     if exit_:
         killed = exit_["code"] < 0
-        mark, tip = ("✗", f"ended by signal {-exit_['code']}") if killed else ("⏹", f"exit status {exit_['code']}")
+        mark, tip = ("✗", f"ended by signal {-exit_['code']}") if killed else ("□", f"exit status {exit_['code']}")
         parts.append(
             text(x(exit_["at"] - began) + 8, top + 15, mark, class_="mark tip", data_tip=f"{replica['replica']}: {tip}")
         )
@@ -144,9 +147,16 @@ def _marks(result: dict[str, Any], x: Scale, top: float, bottom: float, began: f
     parts = []
     for mark in result.get("marks", []):
         at = x(mark["at"] - began)
-        parts.append(element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_=f"event {mark['kind']}"))
-        parts.append(text(at, top - 9, mark["label"], class_="tick", text_anchor="middle"))
+        head = top - (36 if mark["kind"] == "kill" else 22)
+        parts.append(element("line", x1=at, x2=at, y1=head + 4, y2=bottom, class_=f"event {mark['kind']}"))
+        parts.append(text(at, head, mark["label"], class_="tick", text_anchor="middle"))
     return "".join(parts)
+
+
+def _key(x: float, y: float, colour: str, what: str, dashes: str | None = None) -> str:
+    """A line as it is drawn, and what it means."""
+    line = element("line", x1=x, x2=x + 22, y1=y, y2=y, stroke=colour, stroke_width=2.5, stroke_dasharray=dashes)
+    return line + text(x + 28, y + 4, what, class_="tick")
 
 
 def _label(top: float, title: str, what: str) -> str:
