@@ -11,7 +11,8 @@ The rules, in the order in which they apply:
    the present target, so it holds the target for a whole window. So do the first observation after a
    start, which is seeded with what is there, and a gap between two observations.
 5. What the fleet says it cannot reach is not asked for until ``retry_unachievable_s`` after it last
-   said so; a target that can never be met would keep Dynamo's connector unstable.
+   said so: a target that can never be met would keep Dynamo's connector unstable. What serves already
+   and the minimum are asked for all the same.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class LoadPolicy:
     hysteresis: float = 0.1
     """Share of the target load that must be free before a replica is given up, 0 to below 1."""
     stale_after_s: float = 5.0
-    retry_unachievable_s: float = 30.0
+    retry_unachievable_s: float = 5.0
 
     def __post_init__(self) -> None:
         checks = {
@@ -174,7 +175,9 @@ class LoadPolicy:
     ) -> Proposal:
         replicas = target
         # What serves already is achieved: a limit never takes it away.
-        limit = None if memory.limit is None else max(memory.limit, min(observation.ready or 0, target))
+        limit = memory.limit
+        if limit is not None:
+            limit = max(limit, self.min_replicas, min(observation.ready or 0, target))
         if limit is not None and limit < target:
             replicas = limit
             reason += f"; asking for {limit}, the fleet cannot reach more ({memory.limit_reason})"
@@ -182,7 +185,7 @@ class LoadPolicy:
         return Proposal(self.role, action, reason, replicas, floor, target, load)
 
     def _noting_limit(self, memory: Memory, pool: PoolView | None, now: float) -> Memory:
-        """Asking for less makes the fleet's obstacle vanish from its status, so it is remembered for a while."""
+        """A limit outlives a status that goes missing, or whose obstacle vanishes once less is asked for."""
         if pool is not None and pool.limit is not None:
             reason = pool.unachievable_reason or "no reason given"
             return replace(memory, limit=pool.limit, limit_reason=reason, limited_at=now)

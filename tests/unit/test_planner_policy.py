@@ -221,6 +221,11 @@ def test_a_limit_never_takes_away_what_serves() -> None:
     assert driver.tick([5, 5, 6], pool=stuck).replicas == 3
 
 
+def test_a_limit_below_the_minimum_asks_for_the_minimum() -> None:
+    stuck = PoolView(target=2, achievable=0, unachievable_reason="disk_full")
+    assert Driver(replace(POLICY, min_replicas=2)).tick([], ready=0, pool=stuck).replicas == 2
+
+
 def test_a_target_on_its_way_limits_nothing() -> None:
     driver = Driver()
     driver.tick([2], pool=PoolView(target=1, achievable=1))
