@@ -27,13 +27,6 @@ class EngineSample:
     running: float | None
     queued: float | None
 
-    @property
-    def requests(self) -> float | None:
-        """Running and queued requests; None: unknown."""
-        if self.running is None or self.queued is None:
-            return None
-        return self.running + self.queued
-
 
 @dataclass(frozen=True)
 class PoolView:

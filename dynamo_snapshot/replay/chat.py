@@ -6,7 +6,6 @@ all tokens that were asked for: Dynamo's frontend ends a broken stream with HTTP
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,9 +122,6 @@ async def ask(
         answer.error = f"no complete answer within {endpoint.timeout_s:g} s"
     except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
         answer.error = f"{type(error).__name__}: {error}"[:_ERROR_TEXT]
-    except asyncio.CancelledError:
-        answer.error = "cancelled"
-        raise
     return answer
 
 
