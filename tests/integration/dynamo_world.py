@@ -5,11 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+VERSIONS = ("1.6.1", "1.4.2")
+"""The Dynamo releases that the hooks are tested with: this environment's, and last year's in one of its own."""
 
 LOOPBACK = {
     "DYN_EVENT_PLANE": "nats",
@@ -21,6 +29,22 @@ LOOPBACK = {
     "HF_HUB_OFFLINE": "1",
     "DYN_LOG": "info",
 }
+
+
+def python_of(version: str) -> Path:
+    """The Python whose environment has this release of Dynamo."""
+    if version == VERSIONS[0]:
+        return Path(sys.executable)
+    path = Path(os.environ.get("DYNAMO_1_4_2_PYTHON", REPOSITORY / f".venv-dynamo-{version}" / "bin" / "python"))
+    if not path.exists():
+        pytest.fail(f"{path} is missing: run `make setup`")
+    return path
+
+
+def differences(version: str) -> dict[str, str]:
+    """What a worker of that release needs beside :data:`LOOPBACK`."""
+    interface = {"DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # an interface's name there
+    return {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}", **(interface if version == "1.4.2" else {})}
 
 
 def environment(etcd_url: str, nats_url: str, namespace: str, **more: str) -> dict[str, str]:

@@ -9,16 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_world import Load, ask, environment, inherited, instances, keys, models, revoke
-from worker_house import PYTHON, Street, release, state_of, wait_for
+from dynamo_world import (
+    VERSIONS,
+    Load,
+    ask,
+    differences,
+    environment,
+    inherited,
+    instances,
+    keys,
+    models,
+    python_of,
+    revoke,
+)
+from worker_house import Street, release, state_of, wait_for
 
 from worker_hooks.guard import scan
 
 Worker = Callable[..., subprocess.Popen[bytes]]
+both_releases = pytest.mark.parametrize("dynamo", VERSIONS)
 
 
-def _command(model: Path, name: str, *more: str) -> list[str]:
-    return [PYTHON, "-m", "worker_hooks.worker", "run", "--",
+def _command(model: Path, name: str, *more: str, dynamo: str = VERSIONS[0]) -> list[str]:
+    return [str(python_of(dynamo)), "-m", "worker_hooks.worker", "run", "--",
             "python", "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", name, *more]  # fmt: skip
 
 
@@ -34,15 +47,27 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start(etcd_url: str, nats_url: str, tiny_model: Path, control: Path, name: str, tmp_path: Path) -> Iterator[Worker]:
+def dynamo() -> str:
+    """Tests that also run with another release of Dynamo parametrize this."""
+    return VERSIONS[0]
+
+
+@pytest.fixture
+def start(
+    dynamo: str, etcd_url: str, nats_url: str, tiny_model: Path, control: Path, name: str, tmp_path: Path
+) -> Iterator[Worker]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         variables.setdefault("DYNAMO_SNAPSHOT_STATE_DIR", str(control))
-        env = {**inherited(), **environment(etcd_url, nats_url, name, **variables)}
+        env = {**inherited(), **environment(etcd_url, nats_url, name), **differences(dynamo), **variables}
         with (tmp_path / "worker.log").open("ab") as log:
             worker = subprocess.Popen(
-                _command(tiny_model, name, *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+                _command(tiny_model, name, *arguments, dynamo=dynamo),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
             )
         started.append(worker)
         return worker
@@ -170,6 +195,7 @@ def test_requests_in_flight_are_bounded_in_time_at_a_drain(
     load._stopped = True
 
 
+@both_releases
 def test_a_worker_stopped_beyond_its_lease_leaves_in_order(
     start: Worker, control: Path, etcd_url: str, name: str
 ) -> None:
@@ -184,6 +210,7 @@ def test_a_worker_stopped_beyond_its_lease_leaves_in_order(
     assert instances(etcd_url, name) == {}
 
 
+@both_releases
 def test_a_revoked_lease_ends_the_worker(start: Worker, control: Path, etcd_url: str, name: str) -> None:
     worker = start()
     instance = int(_in_state(control, "REGISTERED")["evidence"]["instance_id"])
@@ -200,6 +227,7 @@ def test_etcd_that_does_not_answer_is_named(start: Worker, control: Path) -> Non
     assert "127.0.0.1:9" in state["message"]
 
 
+@both_releases
 def test_the_control_run_registers_before_boot_and_self_test(
     start: Worker, control: Path, etcd_url: str, name: str
 ) -> None:
@@ -212,6 +240,7 @@ def test_the_control_run_registers_before_boot_and_self_test(
     assert state["evidence"]["gate"] == "off"
 
 
+@both_releases
 def test_sigterm_before_registration_stops_at_once(start: Worker, control: Path, etcd_url: str, name: str) -> None:
     worker = start(MOCKER_BOOT_SECONDS="30")
     _in_state(control, "BOOTING")
@@ -222,6 +251,7 @@ def test_sigterm_before_registration_stops_at_once(start: Worker, control: Path,
     assert instances(etcd_url, name) == {}
 
 
+@both_releases
 def test_damaged_memory_never_reaches_discovery(start: Worker, control: Path, etcd_url: str, name: str) -> None:
     worker = start(MOCKER_RESIDENT_MIB="160", SNAPSHOT_CONTROL_DIR=str(control))
     wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")

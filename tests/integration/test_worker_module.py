@@ -1,38 +1,34 @@
 """``run --`` around a module that speaks Dynamo's protocol itself, on this year's Dynamo and on last year's."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_world import ask, environment, inherited, instances, keys, models, revoke
+from dynamo_world import (
+    VERSIONS,
+    ask,
+    differences,
+    environment,
+    inherited,
+    instances,
+    keys,
+    models,
+    python_of,
+    revoke,
+)
 from worker_house import release, state_of, wait_for
-
-REPOSITORY = Path(__file__).parents[2]
-OLD = REPOSITORY / ".venv-dynamo-1.4.2" / "bin" / "python"
 
 Worker = Callable[..., subprocess.Popen[bytes]]
 
 
-@pytest.fixture(params=["1.6.1", "1.4.2"])
+@pytest.fixture(params=VERSIONS)
 def dynamo(request: pytest.FixtureRequest) -> str:
     version: str = request.param
     return version
-
-
-@pytest.fixture
-def python(dynamo: str) -> Path:
-    if dynamo == "1.6.1":
-        return Path(sys.executable)
-    path = Path(os.environ.get("DYNAMO_1_4_2_PYTHON", OLD))
-    if not path.exists():
-        pytest.fail(f"{path} is missing: run `make setup`")
-    return path
 
 
 @pytest.fixture
@@ -52,17 +48,14 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(
-    python: Path, dynamo: str, etcd_url: str, nats_url: str, tiny_model: Path, control: Path, name: str, log: Path
+    dynamo: str, etcd_url: str, nats_url: str, tiny_model: Path, control: Path, name: str, log: Path
 ) -> Iterator[Worker]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
         variables.setdefault("DYNAMO_SNAPSHOT_STATE_DIR", str(control))
-        if dynamo == "1.4.2":
-            variables["DYN_TCP_RESPONSE_STREAM_HOST"] = "lo"  # an interface's name there
-        paths = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
-        env = {**inherited(), **environment(etcd_url, nats_url, name), **variables, **paths}
-        command = [str(python), "-m", "worker_hooks.worker", "run", "--",
+        env = {**inherited(), **environment(etcd_url, nats_url, name), **differences(dynamo), **variables}
+        command = [str(python_of(dynamo)), "-m", "worker_hooks.worker", "run", "--",
                    "python", "-m", "protocol_worker", str(tiny_model), name]  # fmt: skip
         with log.open("ab") as output:
             worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
@@ -165,9 +158,12 @@ def test_files_of_an_earlier_incarnation_do_not_count(start: Worker, control: Pa
     assert worker.poll() is None
 
 
-def test_missing_symbols_are_named_and_nothing_starts(python: Path, control: Path) -> None:
-    env = {**inherited(), "PYTHONPATH": str(REPOSITORY), "DYNAMO_SNAPSHOT_STATE_DIR": str(control)}
-    command = [str(python), "-m", "worker_hooks.worker", "run", "--", "python", "-m", "dynamo.vllm", "--model", "x"]
+def test_missing_symbols_are_named_and_nothing_starts(dynamo: str, control: Path) -> None:
+    env = {**inherited(), **differences(dynamo), "DYNAMO_SNAPSHOT_STATE_DIR": str(control)}
+    command = [
+        *(str(python_of(dynamo)), "-m", "worker_hooks.worker", "run"),
+        *("--", "python", "-m", "dynamo.vllm", "--model", "x"),
+    ]
     refused = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert refused.returncode == 2
     assert "no module named vllm" in refused.stderr
