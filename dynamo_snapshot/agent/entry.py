@@ -14,6 +14,7 @@ from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
+from dynamo_snapshot.agent.registered import asking
 from dynamo_snapshot.agent.service import AgentService
 from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.bus.interface import Bus
@@ -26,6 +27,7 @@ from worker_hooks.guard import scan
 
 JOURNAL = Path("agent", "journal")
 BUS = Path("bus")
+ETCD_ENV = "ETCD_ENDPOINTS"
 LOCK = Path("agent", "lock")
 
 
@@ -50,12 +52,26 @@ async def run_agent(
 
 
 async def serve(fleet: Fleet, node: str) -> None:
-    """Runs ``fleet``'s agent on the bus in its runtime folder until SIGTERM or SIGINT."""
+    """Runs ``fleet``'s agent on the bus in its runtime folder until SIGTERM or SIGINT.
+
+    Embedded servers have ports that only their starter knows: it sets ``ETCD_ENDPOINTS``, as for any Dynamo process.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await run_agent(fleet, node, DirectoryBus(fleet.agent.runtime_dir / BUS), stop)
+    bus = DirectoryBus(fleet.agent.runtime_dir / BUS)
+    await run_agent(fleet, node, bus, stop, discoverable=_discovery(fleet, os.environ.get(ETCD_ENV)))
+
+
+def _discovery(fleet: Fleet, etcd_url: str | None) -> Discoverable:
+    """Where workers of ``fleet`` register; nowhere that the agent could look, if it was told no etcd."""
+    url = etcd_url or (fleet.servers.etcd if fleet.servers.etcd != "embedded" else None)
+    if url is None:
+        return nowhere
+    from dynamo_snapshot.discovery.etcd import EtcdDiscovery
+
+    return asking(EtcdDiscovery(url, fleet.namespace))
 
 
 def build_node(settings: Settings, discoverable: Discoverable = nowhere) -> tuple[Node, CompatibilityCache]:

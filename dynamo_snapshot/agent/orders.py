@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 DRAIN_GRACE_S = 5.0
 """Beyond the worker's own drain timeout, before it is killed."""
+CAPTURE_GRACE_S = 10.0
+"""What an agent that is stopped gives captures to end."""
 _PIPELINES = {
     OrderKind.COLD_START: phases.COLD_START,
     OrderKind.RESTORE: phases.RESTORE,
@@ -42,6 +44,7 @@ class Orders:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._makers: dict[str, str] = {}
         """By replica id: the order that is making it."""
+        self._captures: set[asyncio.Task[None]] = set()
         self._cancelled: dict[str, tuple[Reason, str]] = {}
 
     @property
@@ -55,10 +58,13 @@ class Orders:
         self._node.journal.append(Begun(order=order))
         task = asyncio.create_task(self._carry_out(order, spec, resumed), name=f"order-{order.id}")
         self._tasks[order.id] = task
+        if order.kind is OrderKind.CAPTURE:
+            self._captures.add(task)
         task.add_done_callback(lambda done: self._done(order.id, done))
 
     def _done(self, order_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(order_id, None)
+        self._captures.discard(task)
         self._cancelled.pop(order_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an order's outcome could not be kept", order=order_id, cause=str(error), exc_info=error)
@@ -78,7 +84,12 @@ class Orders:
         )
 
     async def stop(self) -> None:
-        """Takes back all that is under way, for an agent that goes."""
+        """Takes back all that is under way, for an agent that goes.
+
+        Captures may end by themselves for a while: a CRIU killed in the middle of a dump can break its worker.
+        """
+        if self._captures:
+            await asyncio.wait(self._captures, timeout=CAPTURE_GRACE_S)
         for order_id in self._tasks:
             self._cancelled.setdefault(order_id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
         tasks = list(self._tasks.values())

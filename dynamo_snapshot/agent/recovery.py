@@ -17,6 +17,7 @@ from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
 
 log = structlog.get_logger()
@@ -60,11 +61,15 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
 
 
 async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
-    inner = await house.holder.worker()
+    replica = Replica(record, node.clock, node.on_change)
+    try:
+        inner = await house.holder.worker()
+        replica.state = house.control.state()
+    except SnapshotError as error:
+        log.warning("a house of the earlier agent is broken", replica=record.replica_id, cause=str(error))
+        return False
     if inner is None:
         return False
-    replica = Replica(record, node.clock, node.on_change)
-    replica.state = house.control.state()
     serves = record.served or is_registered(replica)
     waits = record.way is Way.COLD_START and house.control.is_ready_for_snapshot()
     if not serves and not waits:

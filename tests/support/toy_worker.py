@@ -62,6 +62,7 @@ def flaw() -> None:
     if FLAW == "io_uring":
         ring = libc.syscall(425, 8, ctypes.create_string_buffer(256))
         assert ring >= 0, os.strerror(ctypes.get_errno())
+        assert libc.mmap(None, 4096, 3, 1, ring, 0) != -1  # as an event loop has it: PROT_READ|PROT_WRITE, MAP_SHARED
     if FLAW == "tcp":
         server = socket.create_server(("127.0.0.1", 0))
         kept.extend([server, socket.create_connection(server.getsockname()), server.accept()])
