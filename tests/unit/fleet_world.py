@@ -582,7 +582,7 @@ class World:
                 committed |= {
                     seen.replica_id
                     for seen in report.replicas
-                    if seen.phase is not ReplicaPhase.EXITED and seen.pool == pool
+                    if seen.phase not in (ReplicaPhase.EXITED, ReplicaPhase.DRAINING) and seen.pool == pool
                 }
             failed = {
                 self.orders[outcome.order_id].replica_id

@@ -8,7 +8,7 @@ from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
 from dynamo_snapshot.fleet.core.messages import Quarantine
 from dynamo_snapshot.fleet.core.state import Block, Replica
-from dynamo_snapshot.model import OrderStatus, Reason, Way
+from dynamo_snapshot.model import OrderStatus, Reason, ReplicaState, Way
 
 NOT_THE_SNAPSHOT = frozenset(
     {
@@ -42,23 +42,37 @@ def fail(draft: Draft, replica_id: str, happening: Happening, reason: str, messa
     blameless = not draft.state.discovery_known
     if replica.served_since is None and replica.way is Way.RESTORE and not blameless:
         _blame_snapshot(draft, replica, reason)
-    if replica.served_since is not None and draft.now - replica.served_since >= draft.rules.proven_s:
-        attempts = 0
-    else:
-        attempts = replica.attempts + (not blameless)
+    attempts = 0 if _proven(draft, replica) else replica.attempts + (not blameless)
     _vacate(draft, replica.pool, attempts, reason)
 
 
 def succeeded(draft: Draft, replica: Replica) -> None:
-    """A replica serves: its snapshot is good again, and a pause of its pool that began before its order ends."""
+    """A replica serves: its snapshot is good again."""
     if replica.way is Way.RESTORE and replica.snapshot_id in draft.state.snapshot_failures:
         failures = dict(draft.state.snapshot_failures)
         del failures[replica.snapshot_id]
         draft.set(snapshot_failures=failures)
-    block = draft.pools[replica.pool].block
-    if block is not None and replica.ordered_at is not None and replica.ordered_at >= block.since:
-        draft.set_pool(replica.pool, block=None)
-        draft.record(replica.pool, f"{replica.id} serves", "starts work again: every deficit is ordered")
+
+
+def end_pauses(draft: Draft) -> None:
+    """Ends the pause of each pool in which a replica that was ordered since has proven itself."""
+    for pool, state in list(draft.pools.items()):
+        block = state.block
+        if block is None:
+            continue
+        for replica in draft.alive(pool):
+            if (
+                replica.state is ReplicaState.SERVING
+                and (replica.ordered_at or 0.0) >= block.since
+                and _proven(draft, replica)
+            ):
+                draft.record(pool, f"{replica.id} has proven itself", "every deficit is ordered again")
+                draft.set_pool(pool, block=None)
+                break
+
+
+def _proven(draft: Draft, replica: Replica) -> bool:
+    return replica.served_since is not None and draft.now - replica.served_since >= draft.rules.proven_s
 
 
 def captured(draft: Draft, pool: str, key: str | None, status: OrderStatus, seconds: float) -> None:

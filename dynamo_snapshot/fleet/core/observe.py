@@ -159,8 +159,10 @@ def _follow(draft: Draft, report: Reported, seen: ReplicaReport) -> None:
         changes["capture_took"] = max(0.0, seen.since - replica.capture_began)
     draft.set_replica(replica.id, **changes)
     if seen.phase is ReplicaPhase.DRAINING and replica.state in ALIVE:
-        # Somebody else told it to stop. It is replaced now and may finish what is in flight.
-        draft.move(replica.id, Happening.WITHDRAWN)
+        # Somebody else told it to stop. It is replaced now and may finish what is in flight; no order
+        # repeats the signal, which some engines take for impatience.
+        seconds = draft.pool_rules(replica.pool).drain_s + draft.rules.outcome_grace_s
+        draft.move(replica.id, Happening.WITHDRAWN, deadline=draft.now + seconds, stops_tried=(OrderKind.DRAIN,))
         draft.record(replica.pool, f"{replica.id} drains", "by itself: its node reports it draining")
     happening = PROGRESS.get(seen.phase)
     if happening is not None and replica.state is not ReplicaState.SERVING and draft.may(replica.id, happening):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.expire import expire
+from dynamo_snapshot.fleet.core.failures import end_pauses
 from dynamo_snapshot.fleet.core.match import discovered, match_discovery
 from dynamo_snapshot.fleet.core.messages import (
     Command,
@@ -45,5 +46,6 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
     if not draft.state.resigned:
         match_discovery(draft)
         expire(draft)
+        end_pauses(draft)
         plan(draft)
     return draft.finish()

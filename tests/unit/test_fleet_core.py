@@ -1,0 +1,605 @@
+"""The fleet's rules one by one, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from fleet_world import Luck, World, rules
+from msgspec.structs import replace
+
+from dynamo_snapshot.fleet.core import initial, step
+from dynamo_snapshot.fleet.core.messages import (
+    CompleteDecision,
+    Decided,
+    DiscoverySeen,
+    Memory,
+    NodeReported,
+    Quarantine,
+    Resign,
+    SetWanted,
+    Started,
+)
+from dynamo_snapshot.fleet.core.rules import Rules
+from dynamo_snapshot.fleet.status import fleet_status
+from dynamo_snapshot.model import (
+    Decision,
+    OrderKind,
+    PoolStatus,
+    Reason,
+    ReplicaPhase,
+    ReplicaState,
+    Reported,
+    StartTimes,
+    Way,
+    WorkerLoad,
+)
+
+
+def settled(number: int, fleet: Rules | None = None, luck: Luck | None = None) -> World:
+    """A world in which ``number`` replicas serve and a snapshot exists."""
+    world = World(fleet or rules(), luck)
+    world.run(15)
+    world.decide(number)
+    world.run(10)
+    assert len(world.serving()) == number
+    return world
+
+
+def pool(world: World) -> PoolStatus:
+    return fleet_status(world.state, world.now).pools[0]
+
+
+# Up
+
+
+def test_the_first_worker_is_cold_and_captured_and_the_rest_are_restored() -> None:
+    world = settled(4)
+    assert [order.capture for order in world.issued(OrderKind.COLD_START)] == [True]
+    assert len(world.issued(OrderKind.CAPTURE)) == 1
+    assert [order.snapshot_id for order in world.issued(OrderKind.RESTORE)] == ["snapshot-one-0"] * 3
+
+
+def test_a_decision_is_an_order_in_the_same_step() -> None:
+    world = settled(1)
+    state, commands = step(world.state, Decided(decision=Decision(revision=1, id=99, decode=3)), world.now)
+    lists = [command.wanted for command in commands if isinstance(command, SetWanted)]
+    assert [order.kind for wanted in lists for order in wanted.orders] == [OrderKind.RESTORE] * 2
+    assert isinstance(commands[0], SetWanted), "what is waited for comes first"
+    assert state.pools["decode"].target == 3
+
+
+def test_the_same_demand_repeated_orders_nothing_more() -> None:
+    world = settled(1, luck=Luck(restore_s=5.0))
+    for _ in range(10):
+        world.decide(4)
+        world.run(0.5)
+    assert len(world.issued(OrderKind.RESTORE)) == 3
+
+
+def test_targets_keep_to_the_pool_s_bounds() -> None:
+    world = settled(1, rules(min_replicas=1, max_replicas=3))
+    world.decide(50)
+    world.run(5)
+    assert len(world.serving()) == 3
+    world.decide(0)
+    world.run(5)
+    assert len(world.serving()) == 1
+    assert "asks for 50" in " ".join(record.reason for record in world.state.records)
+
+
+def test_confirmed_zero_drains_a_pool_that_allows_it() -> None:
+    world = settled(2, rules(min_replicas=0))
+    world.decide(0)
+    world.run(5)
+    assert world.live() == []
+
+
+@pytest.mark.parametrize("number", [None, -1])
+def test_an_unknown_number_holds_the_target(number: int | None) -> None:
+    world = settled(3)
+    world.decide(number)
+    world.run(10)
+    assert len(world.serving()) == 3
+
+
+def test_a_repeated_decision_changes_nothing_but_is_acknowledged_again() -> None:
+    world = settled(3)
+    decision = Decision(revision=1, id=0, decode=1)  # the id that `settled` has used
+    state, commands = step(world.state, Decided(decision=decision), world.now)
+    assert commands[0] == CompleteDecision(decision=decision)
+    assert state.pools == world.state.pools
+    assert not any(isinstance(command, SetWanted) for command in commands)
+
+
+def test_a_restarted_planner_begins_its_ids_anew_and_is_heard() -> None:
+    world = settled(3)
+    world.feed(Decided(decision=Decision(revision=900, id=0, decode=1)))
+    world.run(5)
+    assert len(world.serving()) == 1
+
+
+def test_two_pools_take_the_planner_s_two_numbers() -> None:
+    one = rules().pools["decode"]
+    fleet = replace(rules(), pools={"decode": one, "prefill": replace(one, role="prefill", component="prefill")})
+    state, _ = step(initial(fleet), Started(fence=1), 0.0)
+    state, _ = step(state, Decided(decision=Decision(revision=1, id=0, prefill=2, decode=4)), 0.0)
+    assert {name: pool.target for name, pool in state.pools.items()} == {"decode": 4, "prefill": 2}
+    state, _ = step(state, Decided(decision=Decision(revision=1, id=1, prefill=5)), 0.0)
+    assert {name: pool.target for name, pool in state.pools.items()} == {"decode": 4, "prefill": 5}
+
+
+# Ways
+
+
+def test_a_wait_for_the_first_snapshot_where_that_is_sooner() -> None:
+    world = World(rules(), Luck(boot_s=6.0))
+    world.run(1)
+    world.decide(3)
+    world.run(0.25)
+    assert len(world.issued(OrderKind.COLD_START)) == 3, "at the beginning a cold start is as soon"
+    late = World(rules(), Luck(boot_s=6.0))
+    late.run(4)
+    late.decide(3)
+    late.run(0.25)
+    assert len(late.issued(OrderKind.COLD_START)) == 1, "late in its boot the snapshot is sooner"
+    assert "sooner than a cold start" in late.state.pools["decode"].waits_for
+    late.run(20)
+    assert len(late.issued(OrderKind.RESTORE)) == 2
+    assert len(late.serving()) == 3
+
+
+def test_nobody_waits_for_ever_for_a_snapshot_that_does_not_come() -> None:
+    world = World(rules(cold_start_s=200.0), Luck(boot_s=100.0))
+    world.run(5)
+    world.decide(3)
+    world.run(0.25)
+    assert len(world.issued(OrderKind.COLD_START)) == 1
+    world.run(30)
+    assert len(world.issued(OrderKind.COLD_START)) == 3
+
+
+def test_no_capture_where_a_restore_would_not_gain_enough() -> None:
+    world = World(rules(minimum_gain_s=30.0))
+    world.run(15)
+    assert [order.capture for order in world.issued(OrderKind.COLD_START)] == [False]
+    assert any("would gain" in record.reason for record in world.state.records)
+
+
+def test_no_capture_where_the_policy_is_never() -> None:
+    world = settled(3, rules(captures=False))
+    assert not any(order.capture for order in world.orders.values())
+    assert world.issued(OrderKind.RESTORE) == []
+
+
+def test_cold_starts_where_restores_proved_slower() -> None:
+    slow = (
+        StartTimes(pool="decode", way=Way.RESTORE, seconds=(9.0, 9.0, 9.0)),
+        StartTimes(pool="decode", way=Way.COLD_START, seconds=(4.0, 4.0, 4.0)),
+    )
+    world = settled(1)
+    world.state = replace(world.state, memory=replace(world.state.memory, start_times=slow))
+    world.decide(2)
+    assert [order.capture for order in world.issued(OrderKind.COLD_START)] == [True, False]
+
+
+def test_the_time_of_a_capture_is_no_part_of_a_cold_start() -> None:
+    world = World(rules(), Luck(boot_s=4.0, capture_s=6.0))
+    world.run(30)
+    cold = [entry for entry in world.state.memory.start_times if entry.way is Way.COLD_START]
+    assert len(cold) == 1
+    assert cold[0].seconds[0] < 7.0
+
+
+def test_another_key_is_captured_again() -> None:
+    world = settled(2)
+    world.keys["decode"] = "another-key"
+    world.nodes["one"].dirty = True
+    world.run(1)
+    world.decide(3)
+    world.run(15)
+    assert [order.capture for order in world.issued(OrderKind.COLD_START)] == [True, True]
+    world.decide(4)
+    world.run(5)
+    assert world.issued(OrderKind.RESTORE)[-1].snapshot_id == "snapshot-one-1"
+
+
+def test_a_snapshot_that_is_not_admitted_or_has_a_reason_is_not_used() -> None:
+    world = settled(1)
+    node = world.nodes["one"]
+    node.snapshots = [replace(node.snapshots[0], reason="snapshot_corrupt")]
+    node.dirty = True
+    world.run(1)
+    world.decide(2)
+    world.run(1)
+    assert world.issued(OrderKind.RESTORE) == []
+
+
+def test_a_new_node_is_given_time_to_tell_its_key_but_not_for_ever() -> None:
+    world = World(rules())
+    key = world.keys.pop("decode")
+    world.run(5)
+    assert world.orders == {}
+    assert "compatibility key" in world.state.pools["decode"].waits_for
+    world.run(10)
+    assert len(world.issued(OrderKind.COLD_START)) == 1
+    world.keys["decode"] = key
+
+
+# Failures
+
+
+def test_a_dead_worker_is_replaced_and_revoked_in_the_step_of_its_report() -> None:
+    world = settled(3)
+    node = world.nodes["one"]
+    dead = world.serving()[0]
+    node.crash_worker(dead)
+    report = node.report()
+    world.reports["one"] = report
+    before = len(world.orders)
+    world.feed(NodeReported(reported=report))
+    assert world.revoked == [dead.instance_id]
+    assert len(world.orders) == before + 1
+    world.run(5)
+    assert len(world.serving()) == 3
+
+
+def test_no_lease_is_revoked_on_anything_but_an_exit_report() -> None:
+    world = settled(3)
+    world.registry.pop(world.serving()[0].instance_id or 0)
+    world.run(60)
+    assert len(world.serving()) == 3
+    assert world.revoked == []
+
+
+def test_who_left_discovery_but_lives_is_given_time_then_killed_and_replaced() -> None:
+    world = settled(2)
+    lost = world.serving()[0]
+    instance = lost.instance_id or 0
+    kept = world.registry.pop(instance)
+    world.run(world.rules.discover_s - 2)
+    assert world.issued(OrderKind.KILL) == []
+    assert world.state.replicas[lost.id].state is ReplicaState.RESUMING
+    world.registry[instance] = kept
+    world.run(1)
+    assert world.state.replicas[lost.id].state is ReplicaState.SERVING
+    world.registry.pop(instance)
+    world.run(world.rules.discover_s + 5)
+    assert [order.replica_id for order in world.issued(OrderKind.KILL)] == [lost.id]
+    assert len(world.serving()) == len(world.live()) == 2
+
+
+def test_unknown_discovery_holds_everything_and_then_all_are_replaced() -> None:
+    world = settled(3)
+    world.set_etcd(False)
+    world.run(1)
+    for replica in world.serving():
+        world.nodes["one"].crash_worker(replica)
+    orders = len(world.orders)
+    world.run(45)
+    assert len(world.orders) == orders
+    world.registry.clear()
+    world.set_etcd(True)
+    world.run(10)
+    assert len(world.serving()) == 3
+    assert all(order.kind is OrderKind.RESTORE for order in list(world.orders.values())[orders:])
+
+
+def test_a_snapshot_that_keeps_failing_is_quarantined_and_cold_starts_follow() -> None:
+    world = settled(1)
+    world.luck.restores_fail = True
+    world.decide(2)
+    world.run(20)
+    assert len(world.issued(OrderKind.RESTORE)) == 2
+    assert list(fleet_status(world.state, world.now).quarantined) == ["snapshot-one-0"]
+    assert len(world.serving()) == 2
+    assert [order.kind for order in world.orders.values() if order.kind is OrderKind.COLD_START][1:]
+
+
+def test_failures_in_a_row_are_forgotten_when_a_restore_serves() -> None:
+    world = settled(1)
+    for _ in range(3):
+        world.luck.restores_fail = True
+        world.decide(2)
+        world.run(0.75)
+        world.luck.restores_fail = False
+        world.run(10)
+        world.decide(1)
+        world.run(5)
+    assert world.state.memory.quarantined == {}
+
+
+def test_a_corrupt_snapshot_is_not_tried_twice() -> None:
+    world = settled(1)
+    node = world.nodes["one"]
+    world.decide(2)
+    node.see(world.wanted["one"])
+    for operation in node.operations.values():
+        operation.fails = Reason.SNAPSHOT_CORRUPT
+    world.run(3)
+    assert [entry.reason for entry in world.state.memory.quarantined.values()] == [Reason.SNAPSHOT_CORRUPT]
+
+
+@pytest.mark.parametrize("reason", [Reason.AGENT_RESTARTED, Reason.PORT_IN_USE, Reason.DISK_FULL])
+def test_what_is_not_the_snapshot_s_fault_does_not_quarantine_it(reason: Reason) -> None:
+    world = settled(1)
+    node = world.nodes["one"]
+    for _ in range(2):
+        world.decide(2)
+        node.see(world.wanted["one"])
+        for operation in node.operations.values():
+            operation.fails = reason
+        world.run(5)
+        world.decide(1)
+        world.run(5)
+    assert world.state.memory.quarantined == {}
+
+
+def test_a_key_whose_captures_keep_failing_is_not_captured_for_ever() -> None:
+    world = World(rules(), Luck(captures_fail=True))
+    world.run(30)
+    for number in (2, 3, 4, 5):
+        world.decide(number)
+        world.run(20)
+    assert len(world.serving()) == 5
+    assert len(world.issued(OrderKind.CAPTURE)) == 2
+
+
+def test_what_cannot_start_is_reported_unachievable_and_tried_again_ever_more_rarely() -> None:
+    world = settled(2)
+    world.luck.restores_fail = world.luck.cold_starts_fail = True
+    world.decide(4)
+    world.run(20)
+    status = pool(world)
+    assert status.target == 4
+    assert status.achievable == 2
+    assert status.unachievable_reason == Reason.WORKER_EXITED
+    assert len(world.serving()) == 2, "what serves goes on serving"
+    world.run(300)
+    attempts = [order.issued_at for order in world.orders.values() if order.kind is OrderKind.COLD_START]
+    gaps = [later - earlier for earlier, later in zip(attempts[-4:], attempts[-3:], strict=False)]
+    assert min(gaps) >= world.rules.block_limit_s
+    world.luck.restores_fail = world.luck.cold_starts_fail = False
+    world.run(60)
+    assert len(world.serving()) == 4
+    assert pool(world).unachievable_reason is None
+
+
+def test_a_target_lowered_to_what_is_achievable_does_not_hide_the_limit_while_starts_pause() -> None:
+    world = settled(2)
+    world.luck.restores_fail = world.luck.cold_starts_fail = True
+    world.decide(4)
+    world.run(20)
+    world.decide(pool(world).achievable)
+    world.run(1)
+    assert pool(world).target == pool(world).achievable == 2
+    assert pool(world).unachievable_reason == Reason.WORKER_EXITED
+
+
+def test_retries_are_bounded_and_the_last_is_cold() -> None:
+    world = settled(1, rules(quarantine_after=9))
+    world.luck.restores_fail = world.luck.cold_starts_fail = True
+    world.decide(2)
+    world.run(9)
+    kinds = [order.kind for order in list(world.orders.values())[2:]]
+    assert kinds[:3] == [OrderKind.RESTORE, OrderKind.RESTORE, OrderKind.COLD_START]
+
+
+def test_a_worker_that_dies_soon_after_each_start_is_not_restarted_for_ever() -> None:
+    world = settled(2)
+    orders = len(world.orders)
+    for _ in range(80):
+        for replica in world.serving()[1:]:
+            world.nodes["one"].crash_worker(replica)
+        world.run(1)
+    assert len(world.orders) - orders < 15
+    assert pool(world).unachievable_reason is not None
+
+
+def test_a_full_node_is_named_and_frees_nobody() -> None:
+    world = World(replace(rules(), node_capacity=3))
+    world.run(15)
+    world.decide(5)
+    world.run(10)
+    assert len(world.serving()) == 3
+    status = pool(world)
+    assert (status.target, status.achievable, status.unachievable_reason) == (5, 3, Reason.NODE_AT_CAPACITY)
+
+
+def test_a_hung_start_is_killed_at_its_deadline_and_replaced() -> None:
+    world = settled(1)
+    world.luck.hanging = 1.0
+    world.decide(2)
+    world.run(1)
+    world.luck.hanging = 0.0
+    world.run(30)
+    assert len(world.serving()) == len(world.live()) == 2
+
+
+def test_a_silent_node_gets_no_starts_and_keeps_what_it_has() -> None:
+    world = settled(2)
+    world.nodes["one"].up = False
+    world.run(world.rules.node_silent_s + 10)
+    orders = len(world.orders)
+    world.decide(4)
+    world.run(10)
+    assert len(world.orders) == orders
+    assert pool(world).serving == 2
+    world.nodes["one"].up = True
+    world.run(10)
+    assert len(world.serving()) == 4
+
+
+def test_a_deadline_is_a_transition_also_when_the_node_says_nothing() -> None:
+    world = settled(1)
+    world.decide(2)
+    world.nodes["one"].up = False
+    late = next(replica for replica in world.state.replicas.values() if replica.state is ReplicaState.ORDERED)
+    world.run(world.rules.pools["decode"].restore_s + world.rules.outcome_grace_s + 1)
+    assert world.state.replicas[late.id].state is ReplicaState.FAILED
+    assert world.state.replicas[late.id].reason == Reason.DEADLINE_EXCEEDED
+    assert [order.replica_id for order in world.issued(OrderKind.KILL)] == [late.id]
+
+
+# Down
+
+
+def test_pending_replicas_go_before_those_that_serve() -> None:
+    world = settled(2, luck=Luck(restore_s=5.0))
+    served = {replica.id for replica in world.serving()}
+    world.decide(5)
+    world.run(1)
+    world.decide(2)
+    world.run(5)
+    assert {replica.id for replica in world.serving()} == served
+    assert {order.kind for order in world.orders.values() if order.replica_id not in served} == {
+        OrderKind.RESTORE,
+        OrderKind.CANCEL,
+    }
+
+
+def test_idle_goes_before_busy_the_least_loaded_before_the_most_and_unknown_last() -> None:
+    world = settled(4)
+    a, b, c, d = world.serving()
+    for replica, requests in ((a, 5), (b, 0), (c, 2)):
+        world.loads[replica.instance_id or 0] = WorkerLoad(running=requests, queued=0, at=world.now)
+    world.run(1)
+    gone: list[set[str]] = []
+    for number in (3, 2, 1):
+        world.decide(number)
+        world.run(5)
+        gone.append({a.id, b.id, c.id, d.id} - {replica.id for replica in world.serving()} - set().union(*gone))
+    assert gone == [{b.id}, {c.id}, {a.id}]
+
+
+def test_a_stale_load_is_unknown() -> None:
+    world = settled(2)
+    busy, quiet = world.serving()
+    old = WorkerLoad(running=0, queued=0, at=world.now - 60)
+    state = replace(
+        world.state,
+        loads={
+            quiet.instance_id or 0: old,
+            busy.instance_id or 0: WorkerLoad(running=3, queued=0, at=world.now),
+        },
+    )
+    state, _ = step(state, Decided(decision=Decision(revision=1, id=50, decode=1)), world.now)
+    assert state.replicas[busy.id].state is ReplicaState.DRAINING
+
+
+def test_a_worker_that_drains_by_itself_is_replaced_and_not_killed() -> None:
+    world = settled(2)
+    node = world.nodes["one"]
+    leaver = world.serving()[0]
+    leaver.phase = ReplicaPhase.DRAINING
+    leaver.stop_at = world.now + 3
+    node.dirty = True
+    world.run(2)
+    assert world.state.replicas[leaver.id].state is ReplicaState.DRAINING
+    assert len(world.serving()) == 3
+    world.run(5)
+    assert len(world.serving()) == len(world.live()) == 2
+    assert world.issued(OrderKind.KILL) == []
+
+
+def test_a_drain_that_takes_too_long_ends_in_a_kill() -> None:
+    world = settled(2)
+    world.decide(1)
+    node = world.nodes["one"]
+    node.see(world.wanted["one"])
+    for operation in node.operations.values():
+        operation.due = float("inf")
+    world.run(30)
+    assert len(world.issued(OrderKind.KILL)) == 1
+    assert len(world.live()) == 1
+
+
+# Over restarts
+
+
+def test_a_new_controller_knows_targets_quarantines_and_times() -> None:
+    world = settled(3)
+    world.memory = replace(
+        world.memory, quarantined={"snapshot-one-0": Quarantine(compatibility_key="key-of-decode", reason="x")}
+    )
+    times = world.memory.start_times
+    world.start_controller()
+    world.run(1)
+    assert pool(world).target == 3
+    assert world.state.memory.start_times == times
+    world.decide(4)
+    world.run(1)
+    assert len(world.issued(OrderKind.RESTORE)) == 2, "a quarantine outlives the controller"
+
+
+def test_without_a_remembered_target_what_lives_holds_it_up() -> None:
+    world = settled(3)
+    world.memory = Memory()
+    world.decisions = 0
+    world.start_controller()
+    world.run(60)
+    assert len(world.serving()) == 3
+    assert pool(world).target == 3
+
+
+def test_a_new_controller_drains_nothing_until_its_decision_came_or_some_time_passed() -> None:
+    world = settled(3)
+    world.memory = replace(world.memory, targets={"decode": 1})  # the last target was not remembered in time
+    world.start_controller()
+    world.run(world.rules.settle_s - 1)
+    assert len(world.serving()) == 3
+    world.run(10)
+    assert len(world.serving()) == 1
+
+
+def test_orders_in_flight_keep_their_ids_and_get_the_new_fence() -> None:
+    world = settled(1, luck=Luck(restore_s=5.0))
+    world.decide(3)
+    world.run(1)
+    before = {order.id for order in world.open_orders()}
+    assert len(before) == 2
+    world.start_controller()
+    assert {order.id for order in world.open_orders()} == before
+    assert {order.fence for order in world.open_orders()} == {world.fence}
+    world.run(15)
+    assert len(world.serving()) == 3
+    assert len(world.issued(OrderKind.RESTORE)) == 2
+
+
+def test_a_replica_of_a_pool_that_is_gone_is_drained() -> None:
+    world = settled(2)
+    renamed = replace(world.rules, pools={"other": replace(world.rules.pools["decode"], role="prefill")})
+    state, _ = step(initial(renamed), Started(fence=9), world.now)
+    state, _ = step(state, DiscoverySeen(instances=tuple(world.registry.values())), world.now)
+    report = replace(world.nodes["one"].report(), compatibility_keys={"other": "key"})
+    state, commands = step(state, NodeReported(reported=report), world.now)
+    orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
+    drained = {order.replica_id for order in orders if order.kind is OrderKind.DRAIN}
+    assert drained == {replica.id for replica in world.live()}
+
+
+def test_a_node_that_obeys_a_higher_fence_makes_it_resign_and_act_no_more() -> None:
+    world = settled(1)
+    report = Reported(node="one", sequence=99, fence=world.fence + 1, at=world.now)
+    state, commands = step(world.state, NodeReported(reported=report), world.now)
+    assert commands[0] == Resign(fence=world.fence + 1)
+    assert not any(isinstance(command, SetWanted) for command in commands)
+    assert step(state, Decided(decision=Decision(revision=1, id=77, decode=5)), world.now) == (state, ())
+
+
+def test_a_port_that_is_used_again_is_not_mistaken() -> None:
+    world = settled(1)
+    node = world.nodes["one"]
+    dead = world.serving()[0]
+    world.set_etcd(False)
+    world.run(1)
+    node.crash_worker(dead)
+    node.next_port = dead.port - 1  # its successor gets the same port, its registration is still there
+    world.run(1)
+    world.set_etcd(True)
+    world.luck.registers = False
+    world.run(2)
+    successor = next(replica for replica in world.live() if replica.id != dead.id)
+    assert successor.port == dead.port
+    assert world.state.replicas[successor.id].state is not ReplicaState.SERVING
+    world.luck.registers = True
+    world.run(5)
+    assert [replica.id for replica in world.serving()] == [successor.id]
