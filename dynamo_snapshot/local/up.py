@@ -19,6 +19,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import leftovers, preflight, processes, servers
 from dynamo_snapshot.local.etcd import Etcd
 from dynamo_snapshot.local.footprint import Footprint
+from dynamo_snapshot.local.keys import FleetKeys
 from dynamo_snapshot.local.leftovers import Leftover
 from dynamo_snapshot.local.service import Service, ServiceStatus, banner, http_ok
 from dynamo_snapshot.local.supervisor import Supervisor
@@ -50,6 +51,7 @@ class LocalFleet:
         self.etcd_url = "" if fleet.servers.etcd == "embedded" else fleet.servers.etcd
         self.nats_url = "" if fleet.servers.nats == "embedded" else fleet.servers.nats
         self._lock: IO[str] | None = None
+        self._keys: FleetKeys | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -81,6 +83,8 @@ class LocalFleet:
             for leftover in await leftovers.remove(self.runtime_dir):
                 self.say(f"removed what an earlier fleet left: {leftover}")
             await self._start_servers()
+            self._keys = FleetKeys(Etcd(self.etcd_url), self.fleet)
+            await self._keys.remember()
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -99,21 +103,22 @@ class LocalFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        for name in ("planner", "controller"):
-            await self.supervisor.stop(name)
-        await self.supervisor.stop("agent")
-        # Nobody makes new ones now. The frontend is there until the last worker has finished its requests.
-        await teardown(self.runtime_dir, max(pool.worker.drain_timeout_s for pool in self.fleet.pools.values()))
-        await self.supervisor.stop("frontend")
-        left = await self._sweep_keys() if self.etcd_url else []
-        ports = {*self.footprint.ports, self.fleet.frontend.port}
-        await self.supervisor.stop_all()
-        left += self._count(ports)
-        # What is meant to be there while a fleet runs goes with it.
-        await leftovers.remove(self.runtime_dir)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        left: list[Leftover] = []
+        try:
+            for name in ("planner", "controller", "agent"):
+                await self.supervisor.stop(name)
+            # Nobody makes new ones now. The frontend is there until the last worker has finished its requests.
+            await teardown(self.runtime_dir, max(pool.worker.drain_timeout_s for pool in self.fleet.pools.values()))
+            await self.supervisor.stop("frontend")
+            left += [Leftover("key", name) for name in await self._keys_left()]
+        finally:
+            await self.supervisor.stop_all()
+            left += self._count()
+            # What is meant to be there while a fleet runs goes with it.
+            await leftovers.remove(self.runtime_dir)
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
         return left
 
     async def _start_servers(self) -> None:
@@ -156,7 +161,8 @@ class LocalFleet:
         """Starts one service, and says when it is ready; it ends with the fleet."""
         begun = time.monotonic()
         await self.supervisor.start(service)
-        self.say(f"{service.name} is up after {time.monotonic() - begun:.1f} s")
+        took = f"is up after {time.monotonic() - begun:.1f} s" if service.ready is not None else "has been started"
+        self.say(f"{service.name} {took}")
 
     async def _watch_etcd(self) -> None:
         """Starts the planner again after an outage in which its lease ended: it would live on, deaf.
@@ -178,23 +184,19 @@ class LocalFleet:
                 if outage >= self.fleet.lease_ttl_s:
                     self.supervisor.kill("planner")
 
-    async def _sweep_keys(self) -> list[Leftover]:
-        """Ends the leases of processes that have exited without doing so, and returns the keys that stay."""
-        etcd = Etcd(self.etcd_url)
-        prefixes = fleet_prefixes(self.fleet)
+    async def _keys_left(self) -> list[str]:
+        if self._keys is None:
+            return []
         try:
-            keys = [key for prefix in prefixes for key in await etcd.keys(prefix)]
-            for lease in {key.lease for key in keys if key.lease}:
-                await etcd.revoke(lease)
-            for key in keys:
-                if not key.lease:
-                    await etcd.delete(key.name)
-            return [Leftover("key", key.name) for prefix in prefixes for key in await etcd.keys(prefix)]
+            left = await self._keys.workers()
+            # An embedded etcd takes all else with it.
+            return left if self.fleet.servers.etcd == "embedded" else await self._keys.clear(self.say)
         except SnapshotError as error:
-            return [] if self.fleet.servers.etcd == "embedded" else [Leftover("key", f"unknown: {error.message}")]
+            return [f"not known: {error.message}"]
 
-    def _count(self, ports: set[int]) -> list[Leftover]:
+    def _count(self) -> list[Leftover]:
         runtime_dir = self.runtime_dir
+        ports = {*self.footprint.ports, self.fleet.frontend.port} if self.footprint.ports else set()
         left = [Leftover("process", leftovers.describe(pid)) for pid in leftovers.processes(runtime_dir)]
         left += [Leftover("namespace", str(inode)) for inode in leftovers.namespaces(self.footprint.namespaces)]
         left += [Leftover("mount", point) for point in leftovers.mounts(runtime_dir)]
@@ -212,19 +214,6 @@ class LocalFleet:
 def first_error(error: BaseException) -> BaseException:
     """The error itself, or the first one in a group that may be nested."""
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
-def fleet_prefixes(fleet: Fleet) -> tuple[str, ...]:
-    """Where in etcd the keys of ``fleet`` live: Dynamo's for its namespace, and ours."""
-    namespace = fleet.namespace
-    return (
-        f"v1/instances/{namespace}/",
-        f"v1/mdc/{namespace}/",
-        f"v1/event_channels/namespace/{namespace}/",
-        f"v1/event_sources/namespace/{namespace}/",
-        f"v1/{namespace}/",
-        f"dynamo_snapshot/{namespace}/",
-    )
 
 
 def lock(runtime_dir: Path) -> IO[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import pytest
 import yaml
 
 from dynamo_snapshot.local import leftovers
+from dynamo_snapshot.local.etcd import Etcd
+from dynamo_snapshot.local.keys import dynamo_prefixes
 from dynamo_snapshot.local.tiny_model import write_tiny_model
 
 UP_S = 90.0
@@ -39,6 +42,10 @@ def fleet_file(tmp_path: Path, free_port: Callable[[], int]) -> Path:
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(fleet))
     return path
+
+
+def change(fleet_file: Path, **fields: object) -> None:
+    fleet_file.write_text(yaml.safe_dump(yaml.safe_load(fleet_file.read_text()) | fields))
 
 
 class Up:
@@ -165,12 +172,51 @@ def test_a_port_in_use_is_one_sentence_and_nothing_starts(start_up: Callable[[],
 
 
 def test_servers_that_do_not_answer_are_waited_for_aloud(start_up: Callable[[], Up], fleet_file: Path) -> None:
-    fleet = yaml.safe_load(fleet_file.read_text())
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        fleet["servers"] = {"etcd": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        fleet_file.write_text(yaml.safe_dump(fleet))
+        change(fleet_file, servers={"etcd": f"http://127.0.0.1:{silent.getsockname()[1]}"})
         up = start_up()
         up.until(lambda: "s left" in up.output.read_text(), "the countdown", 30)
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(30) == 0
+
+
+async def test_no_key_stays_in_an_etcd_that_goes_on(
+    start_up: Callable[[], Up], fleet_file: Path, etcd_url: str, nats_url: str
+) -> None:
+    namespace = f"up-{time.time_ns()}"
+    change(fleet_file, servers={"etcd": etcd_url, "nats": nats_url}, namespace=namespace, lease_ttl_s=2)
+    etcd = Etcd(etcd_url)
+    foreign = f"v1/instances/{namespace}/frontend/of-somebody-else"
+    await etcd.put_all({foreign: "{}"})
+    up = start_up()
+    await asyncio.to_thread(up.until, up.answers, "the first answer")
+    assert len(await etcd.keys(f"v1/instances/{namespace}/backend/generate/")) == 1
+    up.process.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(up.process.wait, 60) == 0, up.output.read_text()
+    prefixes = (*dynamo_prefixes(namespace), f"dynamo_snapshot/{namespace}/")
+    assert [key.name for prefix in prefixes for key in await etcd.keys(prefix)] == [foreign]
+
+
+def test_a_fleet_comes_back_after_an_outage_of_etcd_in_which_every_lease_ends(
+    start_up: Callable[[], Up], fleet_file: Path
+) -> None:
+    change(fleet_file, lease_ttl_s=3)
+    up = start_up()
+    up.until(up.answers, "the first answer")
+    children = {leftovers.describe(pid): pid for pid in leftovers.processes(up.runtime_dir)}
+    etcd = next(pid for command, pid in children.items() if "/etcd --name" in command)
+    planner = next(pid for command, pid in children.items() if "-m dynamo.planner" in command)
+    os.kill(etcd, signal.SIGSTOP)
+    try:
+        up.until(lambda: "does not answer" in up.output.read_text(), "the outage is noticed", 30)
+        time.sleep(12)  # the outage itself: long enough for every lease to end
+    finally:
+        os.kill(etcd, signal.SIGCONT)
+    up.until(lambda: "etcd answers again" in up.output.read_text(), "the end of the outage", 30)
+    up.until(lambda: not Path(f"/proc/{planner}").exists(), "the deaf planner is replaced", 30)
+    up.until(up.answers, "an answer after the outage")
+    up.until(lambda: [r["state"] for r in up.status()["fleet"]["replicas"]] == ["serving"], "one replica serves")
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0, up.output.read_text()
+    assert "nothing left behind" in up.output.read_text()
