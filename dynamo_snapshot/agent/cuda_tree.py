@@ -41,9 +41,13 @@ async def _probe(driver: AsyncCheckpointDriver, pid: int) -> CudaState | None:
     try:
         return await driver.state(pid)
     except SnapshotError:
-        if Path(f"/proc/{pid}").exists():
+        if not _has_gone(pid):
             raise
         return None  # it ended since it was listed
+
+
+def _has_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 async def freeze(driver: AsyncCheckpointDriver, pids: Sequence[int], lock_timeout_ms: int) -> None:

@@ -82,9 +82,10 @@ class WeightLoader:
         """Gives a load up that nobody has taken; nothing happens if there is none."""
         await self._resident.ask(Cancel(name=name))
 
-    async def prefetch(self, segments: Sequence[Segment], store: SegmentStore) -> Loaded:
-        """Reads segments into the page cache."""
-        return msgspec.json.decode(await self._resident.ask(Prefetch(segments=_bytes_of(segments, store))), type=Loaded)
+    async def prefetch(self, segments: Sequence[Segment], store: SegmentStore, *, pin: bool = False) -> Loaded:
+        """Reads segments into the page cache, or into pinned memory as far as the loader's settings allow."""
+        ask = Prefetch(segments=_bytes_of(segments, store), pin=pin)
+        return msgspec.json.decode(await self._resident.ask(ask), type=Loaded)
 
     async def close(self) -> None:
         """Ends the loader; loads that nobody has taken are given up."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo_snapshot.agent.loader_pinned import PinnedSegments
 from dynamo_snapshot.agent.loader_wire import (
     Ask,
     Cancel,
@@ -37,7 +38,7 @@ from dynamo_snapshot.model import Reason
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.weights import handover
 from worker_hooks.weights.memory import DeviceMemory, Handle
-from worker_hooks.weights.pump import CHUNK, Pump, SegmentFile, Transfer
+from worker_hooks.weights.pump import CHUNK, Pump, SegmentFile, Source, Transfer
 
 REQUESTS_AT_ONCE = 32
 _SEND_TIMEOUT_S = 10.0
@@ -68,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int = 3
     """Pinned buffers of each, of 16 MiB."""
     reading: Reading = Reading.AUTO
+    pinned_segment_bytes: int = 0
+    """How much host memory may be pinned to keep segments at hand."""
     host_bytes: int = 1 << 40
     """What host memory stands in for, in all."""
 
@@ -83,6 +86,7 @@ class Loader:
     def __init__(self, memory: DeviceMemory, settings: Settings) -> None:
         self._memory, self._settings = memory, settings
         self._pump = Pump(memory, settings.lanes, settings.buffers)
+        self._pinned = PinnedSegments(memory, self._pump, settings.pinned_segment_bytes)
         self._loads: dict[str, _Load] = {}
         self._lock = threading.Lock()
 
@@ -94,8 +98,8 @@ class Loader:
                 return self._find(name).finished()
             case Cancel(name=name):
                 self._cancel(name)
-            case Prefetch(segments=segments):
-                return self._prefetch(segments)
+            case Prefetch():
+                return self._prefetch(ask)
             case Status():
                 return self._status()
         return None
@@ -104,6 +108,7 @@ class Loader:
         """Gives every load up, and the pinned buffers back."""
         for name in list(self._loads):
             self._cancel(name)
+        self._pinned.close()
         self._pump.close()
 
     def _begin(self, ask: Load) -> None:
@@ -113,7 +118,7 @@ class Loader:
                 raise SnapshotError(
                     Reason.WEIGHTS_LOAD_FAILED, f"a load named {ask.name} is under way", "Cancel it first."
                 )
-            load = _Load(ask, self._memory, self._pump, self._settings.reading)
+            load = _Load(ask, self._memory, self._pump, self._pinned, self._settings.reading)
             load.start()
             self._loads[ask.name] = load
             for name in [name for name, load in self._loads.items() if load.gone][:-_RESULTS_KEPT]:
@@ -131,12 +136,21 @@ class Loader:
         if load is not None:
             load.cancel()
 
-    def _prefetch(self, segments: Sequence[SegmentBytes]) -> Loaded:
-        began, cached = time.monotonic(), sum(cached_bytes(Path(segment.path)) for segment in segments)
-        with ExitStack() as stack:
-            self._pump.warm(_open(stack, segments, direct=False))
+    def _prefetch(self, ask: Prefetch) -> Loaded:
+        began, cached = time.monotonic(), sum(cached_bytes(Path(segment.path)) for segment in ask.segments)
+        with self._pinned.borrowed([segment.digest for segment in ask.segments]) as found:
+            pinned = sum(held.size for held in found.values())
+        if ask.pin:
+            self._pinned.fill(ask.segments)
+        with self._pinned.borrowed([segment.digest for segment in ask.segments]) as found, ExitStack() as stack:
+            self._pump.warm(
+                _open(stack, [segment for segment in ask.segments if segment.digest not in found], direct=False)
+            )
         return Loaded(
-            bytes=sum(segment.size for segment in segments), seconds=time.monotonic() - began, cached_bytes=cached
+            bytes=sum(segment.size for segment in ask.segments),
+            seconds=time.monotonic() - began,
+            cached_bytes=cached,
+            pinned_bytes=pinned,
         )
 
     def _status(self) -> LoaderStatus:
@@ -144,15 +158,15 @@ class Loader:
         return LoaderStatus(
             loads=tuple(name for name, load in self._loads.items() if not load.gone),
             free_bytes=self._memory.free_bytes(),
-            pinned_bytes=self._settings.lanes * self._settings.buffers * CHUNK,
+            pinned_bytes=self._settings.lanes * self._settings.buffers * CHUNK + self._pinned.bytes,
         )
 
 
 class _Load:
     """One load: memory made, filled, handed over or given up. Then it holds nothing any more."""
 
-    def __init__(self, ask: Load, memory: DeviceMemory, pump: Pump, reading: Reading) -> None:
-        self._ask, self._memory, self._pump, self._reading = ask, memory, pump, reading
+    def __init__(self, ask: Load, memory: DeviceMemory, pump: Pump, pinned: PinnedSegments, reading: Reading) -> None:
+        self._ask, self._memory, self._pump, self._pinned, self._reading = ask, memory, pump, pinned, reading
         self._cancelled = threading.Event()
         self._filled = threading.Event()
         self._result: Loaded | BaseException | None = None
@@ -168,18 +182,30 @@ class _Load:
         """Opens the files and makes the memory here, so that what is refused is refused at once."""
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            self._files = ExitStack()
-            undo.callback(self._files.close)
-            paths = [Path(segment.path) for segment in self._ask.segments]
-            self._cached = sum(cached_bytes(path) for path in paths if path.exists())
-            size = sum(segment.size for segment in self._ask.segments)
-            self._direct = self._reading is Reading.DIRECT or (self._reading is Reading.AUTO and self._cached < size)
-            opened = _open(self._files, self._ask.segments, self._direct)
+            self._sources = ExitStack()
+            undo.callback(self._sources.close)
             self._memory.enter()
-            self._transfers = [self._place(file) for file in opened]
+            self._transfers = [self._place(source) for source in self._open()]
             self._listener = handover.listen(Path(self._ask.socket))
             undo.pop_all()
         self._thread.start()
+
+    def _open(self) -> list[Source]:
+        segments = self._ask.segments
+        held = self._sources.enter_context(self._pinned.borrowed([segment.digest for segment in segments]))
+        files = [segment for segment in segments if segment.digest not in held]
+        cached = sum(cached_bytes(Path(segment.path)) for segment in files if Path(segment.path).exists())
+        size = sum(segment.size for segment in files)
+        direct = self._reading is Reading.DIRECT or (self._reading is Reading.AUTO and cached < size)
+        opened = dict(zip((file.digest for file in files), _open(self._sources, files, direct), strict=True))
+        self._plan = Loaded(
+            bytes=sum(segment.size for segment in segments),
+            seconds=0,
+            cached_bytes=cached,
+            pinned_bytes=sum(source.size for source in held.values()),
+            direct=direct and bool(files),
+        )
+        return [held.get(segment.digest) or opened[segment.digest] for segment in segments]
 
     def finished(self) -> Loaded:
         self._filled.wait()
@@ -195,26 +221,22 @@ class _Load:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a worker
         self._thread.join()
 
-    def _place(self, file: SegmentFile) -> Transfer:
-        handle = self._memory.create(file.size)
+    def _place(self, source: Source) -> Transfer:
+        handle = self._memory.create(source.size)
         self._handles.append(handle)
-        address = self._memory.reserve(file.size)
-        self._places.append((address, file.size))
-        self._memory.map(address, file.size, handle)
-        return Transfer(file, address)
+        address = self._memory.reserve(source.size)
+        self._places.append((address, source.size))
+        self._memory.map(address, source.size, handle)
+        return Transfer(source, address)
 
     def _run(self) -> None:
         try:
-            with self._listener, self._files:
+            with self._listener:
                 began = time.monotonic()
                 try:
-                    self._pump.load(self._transfers, self._cancelled)
-                    self._result = Loaded(
-                        bytes=sum(segment.size for segment in self._ask.segments),
-                        seconds=time.monotonic() - began,
-                        cached_bytes=self._cached,
-                        direct=self._direct,
-                    )
+                    with self._sources:
+                        self._pump.load(self._transfers, self._cancelled)
+                    self._result = msgspec.structs.replace(self._plan, seconds=time.monotonic() - began)
                 except Exception as failure:
                     self._result = failure
                 self._filled.set()

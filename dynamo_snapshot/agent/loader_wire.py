@@ -35,9 +35,10 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Prefetch(msgspec.Struct, frozen=True, kw_only=True, tag="prefetch"):
-    """Read ``segments`` into the page cache; answered with :class:`Loaded`."""
+    """Read ``segments`` into the page cache, or pinned memory as far as that goes; answered with :class:`Loaded`."""
 
     segments: tuple[SegmentBytes, ...]
+    pin: bool = False
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
@@ -54,8 +55,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     cached_bytes: int
     """How much of it was in the page cache before."""
+    pinned_bytes: int = 0
+    """How much of it was in pinned memory before."""
     direct: bool = False
-    """Whether it was read past the page cache."""
+    """Whether the rest was read past the page cache."""
 
 
 class LoaderStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,3 +66,4 @@ class LoaderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that hold memory: filling, or waiting to be taken."""
     free_bytes: int
     pinned_bytes: int
+    """Host memory held: buffers, and segments kept in pinned memory."""

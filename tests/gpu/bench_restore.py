@@ -16,18 +16,40 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpu.rig import Rig, percentile, rig
 
 from dynamo_snapshot.agent.cuda_client import CudaHelper
+from dynamo_snapshot.agent.loader_process import Settings
 from dynamo_snapshot.agent.page_cache import cached_bytes
 
+
+@dataclass(frozen=True)
+class Way:
+    """How one series of restores is made."""
+
+    detached: bool = True
+    """Weights out of the image; zero pages dropped."""
+    prefetch: bool = True
+    """A loader fills the weights while CRIU restores."""
+    pin: bool = False
+    """The loader had them in pinned memory before the order."""
+    huge_pages: bool = False
+    """Transparent huge pages ``always`` while restoring."""
+
+
 WAYS = {
-    "stock": {"detached": False, "drop_zeros": False, "prefetch": False},
-    "detached": {"detached": True, "drop_zeros": True, "prefetch": False},
-    "prefetched": {"detached": True, "drop_zeros": True, "prefetch": True},
+    "stock": Way(detached=False, prefetch=False),
+    "hugepages": Way(detached=False, prefetch=False, huge_pages=True),
+    "detached": Way(prefetch=False, huge_pages=True),
+    "prefetched-small-pages": Way(),
+    "prefetched": Way(huge_pages=True),
+    "pinned": Way(pin=True, huge_pages=True),
 }
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -63,6 +85,18 @@ def huge_pages() -> str:
     return HUGE_PAGES.read_text().split("[")[1].split("]")[0]
 
 
+@contextmanager
+def huge_pages_set(always: bool) -> Iterator[None]:
+    """The host's transparent huge pages ``always``, if so wanted, and then as they were."""
+    before = huge_pages()
+    if always:
+        HUGE_PAGES.write_text("always")
+    try:
+        yield
+    finally:
+        HUGE_PAGES.write_text(before)
+
+
 async def environment() -> dict[str, Any]:
     import torch
 
@@ -83,38 +117,41 @@ async def environment() -> dict[str, Any]:
     }
 
 
-async def measure(node: Rig, gib: float, way: str, repeats: int) -> dict[str, Any]:
-    settings = WAYS[way]
-    engine = ["--weights-gib", str(gib), *(["--segments", str(node.store.folder)] if settings["detached"] else [])]
+async def measure(node: Rig, gib: float, name: str, repeats: int) -> dict[str, Any]:
+    way = WAYS[name]
+    engine = ["--weights-gib", str(gib), *(["--segments", str(node.store.folder)] if way.detached else [])]
     began = time.monotonic()
     house = await node.cold_start("source", *engine)
     cold_start_s = time.monotonic() - began
-    images = node.folder / f"images-{way}-{gib:g}"
-    snapshot = await node.capture(house, images, drop_zeros=settings["drop_zeros"])
+    images = node.folder / f"images-{name}-{gib:g}"
+    snapshot = await node.capture(house, images, drop_zeros=way.detached)
     await node.remove("source")
+    prefetch_s = 0.0
     if snapshot.segments:
-        await node.loader.prefetch(snapshot.segments, node.store)
+        prefetch_s = (await node.loader.prefetch(snapshot.segments, node.store, pin=way.pin)).seconds
     restores: list[dict[str, Any]] = []
     failures: list[str] = []
     for number in range(repeats):
-        name = f"{way}-{number}"
+        replica = f"{name}-{number}"
         try:
-            restored = await node.restore(name, snapshot, prefetch=settings["prefetch"])
+            restored = await node.restore(replica, snapshot, prefetch=way.prefetch)
             restores.append({"seconds": restored.seconds, "evidence": restored.evidence})
         except Exception as failure:
             failures.append(f"{type(failure).__name__}: {failure}"[:2000])
-        await node.loader.cancel(name)
-        await node.remove(name)
+        await node.loader.cancel(replica)
+        await node.remove(replica)
     totals = [restore["seconds"]["total"] for restore in restores]
     row = {
         "engine": "torch",
         "case": f"{gib:g}GiB",
-        "way": way,
+        "way": name,
+        "huge_pages": huge_pages(),
         "repeats": repeats,
         "failures": len(failures),
         "median_s": statistics.median(totals) if totals else None,
         "p95_s": percentile(totals, 0.95) if totals else None,
         "cold_start_s": cold_start_s,
+        "prefetch_s": prefetch_s,
         "capture": snapshot.seconds,
         "image_bytes": snapshot.image_bytes,
         "image_read_bytes_per_s": read_rate(max(images.glob("pages-*.img"), key=lambda path: path.stat().st_size)),
@@ -126,6 +163,14 @@ async def measure(node: Rig, gib: float, way: str, repeats: int) -> dict[str, An
     }
     shutil.rmtree(images)
     return row
+
+
+def limit(row: dict[str, Any], host_to_device: float) -> float | None:
+    """max(image / read rate + driver time, weight bytes / host-to-device rate), in seconds."""
+    if not row["restores"]:
+        return None
+    driver_s = statistics.median(restore["seconds"]["cuda"] for restore in row["restores"])
+    return max(row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s, row["weight_bytes"] / host_to_device)
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -141,7 +186,8 @@ def summary(row: dict[str, Any]) -> str:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", default="16")
-    parser.add_argument("--ways", default="stock,detached,prefetched")
+    parser.add_argument("--ways", default="stock,detached,prefetched,pinned", help=", ".join(WAYS))
+    parser.add_argument("--lanes", type=int, default=14)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--stock-repeats", type=int)
     parser.add_argument("--folder", type=Path, required=True)
@@ -150,14 +196,21 @@ async def main() -> None:
     arguments = parser.parse_args()
     result: dict[str, Any] = {"environment": await environment(), "rows": []}
     print(json.dumps(result["environment"]), flush=True)
-    async with rig(arguments.folder / "node", arguments.criu) as node:
-        for gib in map(float, arguments.gib.split(",")):
-            for way in arguments.ways.split(","):
-                repeats = arguments.stock_repeats if way == "stock" and arguments.stock_repeats else arguments.repeats
-                row = await measure(node, gib, way, repeats)
-                result["rows"].append(row)
-                print(summary(row), *row["errors"][:1], flush=True)
-                arguments.out.write_text(json.dumps(result, indent=1))
+    for gib in map(float, arguments.gib.split(",")):
+        for name in arguments.ways.split(","):
+            # Resident processes of its own for each series: what one keeps at hand must not help the next.
+            settings = Settings(
+                lanes=arguments.lanes, pinned_segment_bytes=int((gib + 1) * (1 << 30)) if WAYS[name].pin else 0
+            )
+            repeats = arguments.repeats if WAYS[name].detached else arguments.stock_repeats or arguments.repeats
+            with huge_pages_set(WAYS[name].huge_pages):
+                async with rig(arguments.folder / "node", arguments.criu, settings) as node:
+                    row = await measure(node, gib, name, repeats)
+            row["lanes"] = arguments.lanes
+            row["limit_s"] = limit(row, result["environment"]["host_to_device_bytes_per_s"])
+            result["rows"].append(row)
+            print(summary(row), *row["errors"][:1], flush=True)
+            arguments.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

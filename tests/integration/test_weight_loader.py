@@ -55,8 +55,15 @@ Start = Callable[..., WeightLoader]
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     made: list[WeightLoader] = []
 
-    def make(reading: Reading = Reading.AUTO) -> WeightLoader:
-        settings = Settings(memory=MemoryKind.HOST, lanes=2, buffers=2, reading=reading, host_bytes=ROOM)
+    def make(reading: Reading = Reading.AUTO, pinned: int = 0) -> WeightLoader:
+        settings = Settings(
+            memory=MemoryKind.HOST,
+            lanes=2,
+            buffers=2,
+            reading=reading,
+            host_bytes=ROOM,
+            pinned_segment_bytes=pinned,
+        )
         made.append(WeightLoader("GPU-none", tmp_path / "loader.log", settings))
         return made[-1]
 
@@ -207,3 +214,30 @@ async def test_prefetched_segments_are_in_the_page_cache(
     second = await loader.prefetch(segments, store)
     assert first.cached_bytes < size
     assert (second.bytes, second.cached_bytes) == (size, size)
+
+
+async def test_pinned_segments_need_no_file(
+    start: Start, memory: HostMemory, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    loader = start(pinned=sum(SIZES))
+    before = (await loader.ready()).pinned_bytes
+    await loader.prefetch(segments, store, pin=True)
+    assert (await loader.ready()).pinned_bytes == before + sum(SIZES)
+    for segment in segments:
+        store.path(segment.digest).unlink()
+    await loader.load("r1", house, segments, store)
+    assert (await loader.finished("r1")).pinned_bytes == sum(SIZES)
+    assert await take(memory, segments, store, house) == Attached(by_loader=2)
+    assert digests(memory, segments) == [segment.digest for segment in segments]
+
+
+async def test_pinned_memory_is_bounded_and_the_longest_unused_goes(
+    start: Start, segments: list[Segment], store: SegmentStore
+) -> None:
+    first, second = segments
+    loader = start(pinned=second.size)
+    before = (await loader.ready()).pinned_bytes
+    await loader.prefetch([first], store, pin=True)
+    assert (await loader.ready()).pinned_bytes == before + first.size
+    await loader.prefetch([second], store, pin=True)
+    assert (await loader.ready()).pinned_bytes == before + second.size

@@ -95,3 +95,21 @@ class MemoryConformance:
             memory.create(rounded(before, memory.granularity) + 64 * memory.granularity)
         assert refused.value.reason is HookReason.GPU_OUT_OF_MEMORY
         assert memory.free_bytes() == before
+
+    def test_pinned_memory_is_copied_from(self, memory: DeviceMemory) -> None:
+        size = memory.granularity
+        address = memory.reserve(size)
+        handle = memory.create(size)
+        memory.map(address, size, handle)
+        pinned = memory.pin(size)
+        pinned.view[:6] = b"pinned"
+        lane = memory.lane(1, 4096)
+        lane.enter()
+        lane.from_pinned(address, pinned.address, size)
+        lane.drain()
+        lane.close()
+        assert get(memory, address, 6) == b"pinned"
+        pinned.free()
+        memory.unmap(address, size)
+        memory.release(handle)
+        memory.give_back(address, size)

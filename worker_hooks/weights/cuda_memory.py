@@ -11,7 +11,7 @@ import ctypes
 from typing import Any
 
 from worker_hooks.reasons import HookError, HookReason
-from worker_hooks.weights.memory import Handle, Lane
+from worker_hooks.weights.memory import Handle, Lane, Pinned
 
 _NON_BLOCKING = 1
 _NO_TIMING = 2
@@ -79,6 +79,9 @@ class CudaMemory:
     def take(self, descriptor: int) -> Handle:
         return Handle(int(self._call(self._driver.cuMemImportFromShareableHandle, descriptor, self._by_descriptor)))
 
+    def pin(self, size: int) -> Pinned:
+        return _CudaPinned(self, size)
+
     def lane(self, buffers: int, buffer_bytes: int) -> Lane:
         return _CudaLane(self, buffers, buffer_bytes)
 
@@ -94,6 +97,19 @@ class CudaMemory:
         return values[0] if len(values) == 1 else values
 
 
+class _CudaPinned:
+    def __init__(self, memory: CudaMemory, size: int) -> None:
+        self._memory = memory
+        memory.enter()
+        self.address = int(memory._call(memory._driver.cuMemHostAlloc, size, 0))
+        self.view = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
+
+    def free(self) -> None:
+        self._memory.enter()
+        self.view.release()
+        self._memory._call(self._memory._driver.cuMemFreeHost, self.address)
+
+
 class _CudaLane:
     """Pinned buffers, a stream of its own, and for each buffer the event of its last copy."""
 
@@ -101,31 +117,35 @@ class _CudaLane:
         self._memory, self._driver, self._call = memory, memory._driver, memory._call
         memory.enter()
         self._stream = self._call(self._driver.cuStreamCreate, _NON_BLOCKING)
-        self._pinned = [int(self._call(self._driver.cuMemHostAlloc, buffer_bytes, 0)) for _ in range(buffers)]
+        self._pinned = [_CudaPinned(memory, buffer_bytes) for _ in range(buffers)]
         self._events = [self._call(self._driver.cuEventCreate, _NO_TIMING) for _ in range(buffers)]
-        self.buffers = [memoryview((ctypes.c_char * buffer_bytes).from_address(at)).cast("B") for at in self._pinned]
+        self.buffers = [pinned.view for pinned in self._pinned]
 
     def enter(self) -> None:
         self._memory.enter()
 
     def to_device(self, address: int, buffer: int, count: int) -> None:
-        self._call(self._driver.cuMemcpyHtoDAsync, address, self._pinned[buffer], count, self._stream)
+        self.from_pinned(address, self._pinned[buffer].address, count)
         self._call(self._driver.cuEventRecord, self._events[buffer], self._stream)
 
+    def from_pinned(self, address: int, pinned: int, count: int) -> None:
+        self._call(self._driver.cuMemcpyHtoDAsync, address, pinned, count, self._stream)
+
     def to_host(self, buffer: int, address: int, count: int) -> None:
-        self._call(self._driver.cuMemcpyDtoHAsync, self._pinned[buffer], address, count, self._stream)
+        self._call(self._driver.cuMemcpyDtoHAsync, self._pinned[buffer].address, address, count, self._stream)
         self._call(self._driver.cuEventRecord, self._events[buffer], self._stream)
 
     def wait(self, buffer: int) -> None:
         self._call(self._driver.cuEventSynchronize, self._events[buffer])
 
+    def drain(self) -> None:
+        self._call(self._driver.cuStreamSynchronize, self._stream)
+
     def close(self) -> None:
         self._memory.enter()
-        self._call(self._driver.cuStreamSynchronize, self._stream)
-        for view in self.buffers:
-            view.release()
+        self.drain()
         for pinned in self._pinned:
-            self._call(self._driver.cuMemFreeHost, pinned)
+            pinned.free()
         for event in self._events:
             self._call(self._driver.cuEventDestroy, event)
         self._call(self._driver.cuStreamDestroy, self._stream)

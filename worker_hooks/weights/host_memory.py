@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 from worker_hooks.reasons import HookError, HookReason
-from worker_hooks.weights.memory import Handle, Lane
+from worker_hooks.weights.memory import Handle, Lane, Pinned
 
 GRANULARITY = 2 << 20
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
@@ -99,6 +99,9 @@ class HostMemory:
         with self._lock:
             return self._hold(os.dup(descriptor))
 
+    def pin(self, size: int) -> Pinned:
+        return _HostPinned(size)
+
     def lane(self, buffers: int, buffer_bytes: int) -> Lane:
         return _HostLane(buffers, buffer_bytes)
 
@@ -122,6 +125,16 @@ class _Held:
     uses: int = 0
 
 
+class _HostPinned:
+    def __init__(self, size: int) -> None:
+        memory = mmap.mmap(-1, size)
+        self.view = memoryview(memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def free(self) -> None:
+        self.view.release()
+
+
 class _HostLane:
     """Copies at once, so there is never anything to wait for."""
 
@@ -136,10 +149,16 @@ class _HostLane:
     def to_device(self, address: int, buffer: int, count: int) -> None:
         ctypes.memmove(address, self._addresses[buffer], count)
 
+    def from_pinned(self, address: int, pinned: int, count: int) -> None:
+        ctypes.memmove(address, pinned, count)
+
     def to_host(self, buffer: int, address: int, count: int) -> None:
         ctypes.memmove(self._addresses[buffer], address, count)
 
     def wait(self, buffer: int) -> None:
+        pass
+
+    def drain(self) -> None:
         pass
 
     def close(self) -> None:

@@ -12,6 +12,16 @@ Handle = NewType("Handle", int)
 """Names physical memory; it lives until it is released *and* unmapped everywhere, in every process."""
 
 
+class Pinned(Protocol):
+    """Host memory that a device copies from at full speed."""
+
+    view: memoryview
+    address: int
+
+    def free(self) -> None:
+        """Gives it back; nothing may be copying from it."""
+
+
 class Lane(Protocol):
     """Pinned buffers and a queue of copies, for one thread at a time."""
 
@@ -24,11 +34,17 @@ class Lane(Protocol):
     def to_device(self, address: int, buffer: int, count: int) -> None:
         """Queues a copy of the first ``count`` bytes of buffer number ``buffer`` to device ``address``."""
 
+    def from_pinned(self, address: int, pinned: int, count: int) -> None:
+        """Queues a copy of ``count`` bytes from pinned host memory at address ``pinned`` to device ``address``."""
+
     def to_host(self, buffer: int, address: int, count: int) -> None:
         """Queues a copy from device ``address`` into a buffer."""
 
     def wait(self, buffer: int) -> None:
         """Returns when the last copy queued with that buffer is done; at once if there was none."""
+
+    def drain(self) -> None:
+        """Returns when every queued copy is done."""
 
     def close(self) -> None:
         """Waits for its copies and gives the buffers back."""
@@ -68,6 +84,9 @@ class DeviceMemory(Protocol):
 
     def take(self, descriptor: int) -> Handle:
         """Returns the memory that another process exported; ``descriptor`` stays the caller's."""
+
+    def pin(self, size: int) -> Pinned:
+        """Returns pinned host memory; slow (seconds for some GiB)."""
 
     def lane(self, buffers: int, buffer_bytes: int) -> Lane: ...
 

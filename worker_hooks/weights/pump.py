@@ -8,16 +8,25 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from worker_hooks.reasons import HookError, HookReason
-from worker_hooks.weights.memory import DeviceMemory, Lane
+from worker_hooks.weights.memory import DeviceMemory, Lane, Pinned
 from worker_hooks.weights.segment import LEAF, combine, leaf_offsets
 
 Chunk = TypeVar("Chunk")
 
 CHUNK = LEAF
 """Bytes of one read and one copy: a leaf, so that what is in a buffer can be digested as it is."""
+
+
+class Source(Protocol):
+    """Where a segment's bytes come from."""
+
+    size: int
+
+    def send(self, lane: Lane, buffer: int, offset: int, count: int, address: int) -> None:
+        """Queues ``count`` bytes from ``offset`` on for device ``address``; may use buffer number ``buffer``."""
 
 
 class SegmentFile:
@@ -33,6 +42,11 @@ class SegmentFile:
         if held != size:
             self.close()
             raise HookError(HookReason.WEIGHTS_CORRUPT, f"weight segment {path} has {held} bytes instead of {size}")
+
+    def send(self, lane: Lane, buffer: int, offset: int, count: int, address: int) -> None:
+        lane.wait(buffer)
+        self.read_into(lane.buffers[buffer][:count], offset)
+        lane.to_device(address, buffer, count)
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fills ``view`` from ``offset`` on; raises ``weights_corrupt`` where the file ends early."""
@@ -56,11 +70,21 @@ class SegmentFile:
         os.close(self._descriptor)
 
 
+class PinnedBytes:
+    """A segment's bytes in pinned memory: the device fetches them without the processor's help."""
+
+    def __init__(self, pinned: Pinned, size: int) -> None:
+        self.pinned, self.size = pinned, size
+
+    def send(self, lane: Lane, buffer: int, offset: int, count: int, address: int) -> None:
+        lane.from_pinned(address, self.pinned.address + offset, count)
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A segment's file and where its bytes go."""
+    """A segment's bytes and where they go."""
 
-    file: SegmentFile
+    source: Source
     address: int
 
 
@@ -80,20 +104,26 @@ class Pump:
     def load(self, transfers: Sequence[Transfer], cancelled: threading.Event | None = None) -> None:
         """Returns when all bytes are on the device; raises ``HookError``, also when ``cancelled`` gets set."""
         chunks = [
-            (transfer, offset, min(CHUNK, transfer.file.size - offset))
+            (transfer, offset, min(CHUNK, transfer.source.size - offset))
             for transfer in transfers
-            for offset in leaf_offsets(transfer.file.size)
+            for offset in leaf_offsets(transfer.source.size)
         ]
 
         def work(lane: Lane, chunk: tuple[Transfer, int, int], buffer: int) -> None:
             if cancelled is not None and cancelled.is_set():
                 raise HookError(HookReason.WEIGHTS_LOAD_FAILED, "the load was cancelled")
             transfer, offset, count = chunk
-            lane.wait(buffer)
-            transfer.file.read_into(lane.buffers[buffer][:count], offset)
-            lane.to_device(transfer.address + offset, buffer, count)
+            transfer.source.send(lane, buffer, offset, count, transfer.address + offset)
 
         self._run(chunks, work)
+
+    def pin(self, file: SegmentFile, pinned: Pinned) -> None:
+        """Reads a whole file into pinned memory."""
+
+        def work(lane: Lane, offset: int, buffer: int) -> None:
+            file.read_into(pinned.view[offset : min(offset + CHUNK, file.size)], offset)
+
+        self._run(leaf_offsets(file.size), work)
 
     def warm(self, files: Iterable[SegmentFile]) -> None:
         """Reads files through, so that the page cache holds them."""
@@ -156,8 +186,7 @@ class Pump:
                         work(lane, chunk, turn % len(lane.buffers))
                 finally:
                     # Whatever happened: nothing may still be copied once the caller goes on.
-                    for buffer in range(len(lane.buffers)):
-                        lane.wait(buffer)
+                    lane.drain()
             except BaseException as failure:
                 failures.append(failure)
 
