@@ -12,12 +12,13 @@ import random
 import sys
 import threading
 from collections.abc import Callable, MutableMapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker_hooks.control import ControlDirectory, Release, RestoreContext
 from worker_hooks.reasons import HookError, HookReason
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
 def read_context(control: ControlDirectory, release: Release) -> RestoreContext:
@@ -67,6 +68,8 @@ class ChildLink:
     """
 
     def __init__(self, name: str) -> None:
+        from multiprocessing import Pipe  # only workers with children need it
+
         self.name = name
         self._parent_end, self.child_end = Pipe()
 
