@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,12 @@ def demo_fleet(options: DemoOptions, folder: Path) -> Fleet:
                     "snapshot": {"capture": "first-worker" if options.gated else "never"},
                 }
             },
-            "agent": {"runtime_dir": folder / "run", "store_dir": folder / "snapshots"},
+            "agent": {
+                "runtime_dir": folder / "run",
+                "store_dir": folder / "snapshots",
+                # More at once than there are processors only makes each of them later.
+                "max_concurrent_restores": len(os.sched_getaffinity(0)),
+            },
             "frontend": {"port": free_port()},
             "planner": {"scale_down_after_s": 12.0},
         }

@@ -19,14 +19,13 @@ RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
 
 
 def fleet_environment(fleet: Fleet, etcd_url: str, nats_url: str) -> dict[str, str]:
-    """What every process of a fleet on this host needs: what its workers are told, and marks of its own."""
+    """What every Dynamo process of a fleet on this host needs: what its workers are told, and some manners."""
     rules = fleet_rules(fleet, etcd_url, nats_url, {})
     told = next(iter(rules.pools.values())).worker.incarnation_environment
     return {
         **told,
         "HF_HUB_OFFLINE": "1",
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
-        RUNTIME_DIR_TAG: str(fleet.agent.runtime_dir),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import fcntl
 import os
 import time
@@ -160,7 +161,8 @@ class LocalFleet:
     async def start_service(self, service: Service) -> None:
         """Starts one service, and says when it is ready; it ends with the fleet."""
         begun = time.monotonic()
-        await self.supervisor.start(service)
+        marked = {**service.environment, processes.RUNTIME_DIR_TAG: str(self.runtime_dir)}
+        await self.supervisor.start(dataclasses.replace(service, environment=marked))
         took = f"is up after {time.monotonic() - begun:.1f} s" if service.ready is not None else "has been started"
         self.say(f"{service.name} {took}")
 
