@@ -29,6 +29,8 @@ T = TypeVar("T")
 SERVER_PREFIXES = ("DYN_", "ETCD_", "NATS_")
 """The caller's variables that a worker gets: they say where its servers are."""
 REPLICA = "worker"
+CAPTURE_REFUSED = "capture_refused"
+"""In a worker's evidence: why it went on without waiting for a capture."""
 _CAPTURE_S = 600.0
 _SERVES = (ReplicaPhase.RESUMING, ReplicaPhase.REGISTERED, ReplicaPhase.DRAINING)
 
@@ -95,7 +97,6 @@ class Direct:
         try:
             return await self.until(lambda: replica.exit, stop)
         except SnapshotError:
-            self._say("draining")
             await self.done(self.begin(OrderKind.DRAIN, self._spec.drain_timeout_s + 10))
             return await self.until(lambda: replica.exit)
 
@@ -130,11 +131,7 @@ async def capture(
         if not await direct.until(ready, stop):
             if start in direct.node.journal.state.outcomes:
                 await direct.done(start)
-            raise SnapshotError(
-                Reason.WORKER_NOT_READY,
-                "the worker serves already: it never waited to be captured",
-                "Run it through `dynamo-snapshot-worker run -- COMMAND`.",
-            )
+            raise _not_captured(direct.replica)
         outcome = await direct.done(direct.begin(OrderKind.CAPTURE, _CAPTURE_S), stop)
         assert outcome.snapshot_id is not None
         phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in outcome.phases)
@@ -173,6 +170,21 @@ async def restore(
         phases = ", ".join(f"{phase.name} {phase.seconds * 1e3:.0f} ms" for phase in outcome.phases)
         say(f"serving after {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
         return await direct.serve(stop)
+
+
+def _not_captured(replica: Replica | None) -> SnapshotError:
+    why = replica.state.evidence.get(CAPTURE_REFUSED) if replica and replica.state else None
+    if why:
+        return SnapshotError(
+            Reason.WORKER_NOT_READY,
+            f"the worker found in itself what cannot be captured, and serves without: {why}",
+            "docs/worker-hooks.md says how to avoid each kind.",
+        )
+    return SnapshotError(
+        Reason.WORKER_NOT_READY,
+        "the worker serves already: it never waited to be captured",
+        "Run it through `dynamo-snapshot-worker run -- COMMAND`.",
+    )
 
 
 @asynccontextmanager

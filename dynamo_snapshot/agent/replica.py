@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING"})
+_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING", FAILED})
 _LOG_TAIL_BYTES = 2000
 
 
@@ -44,6 +44,7 @@ def phase_of(way: Way, released: bool, state: WorkerState | None) -> ReplicaPhas
         return ReplicaPhase.RESTORING
     if name == READY:
         return ReplicaPhase.READY_FOR_SNAPSHOT
+    # A worker that has failed was in one of these, and is about to end.
     return ReplicaPhase.STARTING if name is None or name in _BEFORE_READY else ReplicaPhase.RESUMING
 
 

@@ -37,14 +37,21 @@ class Upkeep:
     async def run(self) -> None:
         while True:
             self._woken.clear()
-            await self._look()
-            await self._admit()
-            await self._retain()
-            if self._node.monotonic() - self._scrubbed_at > self._node.settings.scrub_interval_s:
-                await self._scrub()
-                self._scrubbed_at = self._node.monotonic()
+            try:
+                await self.once()
+            except OSError as error:  # a store that cannot be read is no reason to leave the replicas alone
+                log.error("the store cannot be looked after", cause=str(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), _LOOK_S)
+
+    async def once(self) -> None:
+        """Looks, admits what is new, removes what retention says, and scrubs when it is time."""
+        await self._look()
+        await self._admit()
+        await self._retain()
+        if self._node.monotonic() - self._scrubbed_at > self._node.settings.scrub_interval_s:
+            await self._scrub()
+            self._scrubbed_at = self._node.monotonic()
 
     async def _look(self) -> None:
         found = await asyncio.to_thread(self._node.store.list)

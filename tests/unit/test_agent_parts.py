@@ -88,6 +88,7 @@ def test_a_criu_that_does_not_run_says_why(tmp_path: Path) -> None:
         (Way.COLD_START, False, None, ReplicaPhase.STARTING),
         (Way.COLD_START, False, "BOOTING", ReplicaPhase.STARTING),
         (Way.COLD_START, False, "ENGINE_READY", ReplicaPhase.STARTING),
+        (Way.COLD_START, False, "FAILED", ReplicaPhase.STARTING),
         (Way.COLD_START, False, "SELF_TESTING", ReplicaPhase.RESUMING),
         (Way.COLD_START, False, "READY_FOR_SNAPSHOT", ReplicaPhase.READY_FOR_SNAPSHOT),
         (Way.COLD_START, True, "READY_FOR_SNAPSHOT", ReplicaPhase.RESUMING),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from virtual_time import run_virtually
@@ -201,3 +202,9 @@ def test_names_are_unique_within_a_pipeline() -> None:
     for specs in PIPELINES.values():
         assert len({spec.name for spec in specs}) == len(specs)
         assert all(isinstance(spec, PhaseSpec) for spec in specs)
+
+
+def test_the_documentation_has_every_pipeline_as_the_table_has_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "node-agent.md").read_text()
+    for pipeline, specs in PIPELINES.items():
+        assert f"| {pipeline} | {', '.join(spec.name for spec in specs)} |" in page
