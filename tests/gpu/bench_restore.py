@@ -85,6 +85,11 @@ def huge_pages() -> str:
     return HUGE_PAGES.read_text().split("[")[1].split("]")[0]
 
 
+def run_is_tmpfs() -> bool:
+    """Where it is, CRIU keeps what it learnt of the kernel in ``/run/criu.kdat`` and need not probe each time."""
+    return any(line.split()[1:3] == ["/run", "tmpfs"] for line in Path("/proc/mounts").read_text().splitlines())
+
+
 @contextmanager
 def huge_pages_set(always: bool) -> Iterator[None]:
     """The host's transparent huge pages ``always``, if so wanted, and then as they were."""
@@ -112,7 +117,7 @@ async def environment() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "huge_pages": huge_pages(),
+        "run_is_tmpfs": run_is_tmpfs(),
         "host_to_device_bytes_per_s": host_to_device_rate(),
     }
 

@@ -133,11 +133,15 @@ class Rig:
         devices = device_map(captured.record, await self.driver.inventory(), [self.gpu])
         watch.lap("admit")
         self.names.append(name)
+        loading = prefetch and bool(captured.segments)
+        if loading:
+            # Before the house is complete: the loader needs only its folder, and works beside all that follows.
+            os.makedirs(self.houses.path(name))
+            begun = asyncio.create_task(self.loader.load(name, self.houses.path(name), captured.segments, self.store))
         house = await self.houses.make(name, None)
         watch.lap("house")
-        loaded: asyncio.Task[None] | None = None
-        if prefetch and captured.segments:
-            await self.loader.load(name, house.path, captured.segments, self.store)
+        if loading:
+            await begun
             watch.lap("weights_begun")
             loaded = asyncio.create_task(self._loaded(name, watch))
         await house.holder.expect(captured.inner_pid)
@@ -151,7 +155,7 @@ class Rig:
         house.control.release(f"{name}-1", {})
         await self.until(house, lambda: _state(house) == "REGISTERED", timeout_s)
         watch.lap("worker")
-        if loaded is not None:
+        if loading:
             await loaded
         state = house.control.state()
         assert state is not None
