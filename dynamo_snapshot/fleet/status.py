@@ -27,7 +27,7 @@ def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
     members = [replica for replica in state.replicas.values() if replica.pool == name]
     serving = sum(replica.state is ReplicaState.SERVING for replica in members)
     pending = sum(replica.state in PENDING for replica in members)
-    limit, reason = _limit(state, name, pool, serving + pending, now)
+    limit, reason = _limit(state, name, serving, pending, now)
     snapshots = [newest_usable(state.memory, node.reported, name) for node in state.nodes.values()]
     newest = max((s for s in snapshots if s is not None), key=lambda s: s.created_at, default=None)
     return PoolStatus(
@@ -43,15 +43,16 @@ def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
     )
 
 
-def _limit(state: State, name: str, pool: PoolState, alive: int, now: float) -> tuple[int | None, str | None]:
+def _limit(state: State, name: str, serving: int, pending: int, now: float) -> tuple[int | None, str | None]:
     """The most that ``name`` can reach now and why; (None, None): nothing stands in the way.
 
     The limit is told even where the target is below it, so that whoever asks for replicas need not
-    try first. While starts pause, it is what is alive; it is lifted when the next start may be tried.
+    try first. While starts pause, and while one is on trial after that, it is what is alive; in
+    between it is lifted, as without demand nothing would ever be tried.
     """
-    block = pool.block
-    if block is not None and now < block.until:
-        return alive, block.reason
+    block = state.pools[name].block
+    if block is not None and (now < block.until or pending):
+        return serving + pending, block.reason
     heard = [node for node in state.nodes.values() if node.reported is not None]
     if heard:
         others = sum(replica.pool != name for replica in state.replicas.values())

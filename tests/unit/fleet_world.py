@@ -421,6 +421,8 @@ class World:
         self.feed(Started(fence=self.fence, memory=self.memory, wanted=tuple(self.wanted.values())))
         for report in list(self.reports.values()):
             self.feed(NodeReported(reported=report))
+        if self.luck.dice.random() < 0.5:
+            self._tell_discovery()
         if self.unacknowledged is not None:
             self.feed(Decided(decision=self.unacknowledged))
 
@@ -498,12 +500,15 @@ class World:
                         self.feed(NodeReported(reported=self.reports[node.name]))
             if self.etcd_up:
                 self._expire_leases()
-            view = tuple(self.registry.values()) if self.etcd_up else None
-            if not self.told_discovery or view != self.view_sent:
-                self.told_discovery, self.view_sent = True, view
-                self.feed(DiscoverySeen(instances=view))
+            self._tell_discovery()
             self.feed(LoadsSeen(loads={i: replace(load, at=self.now) for i, load in self.loads.items()}))
             self.feed(Ticked())
+
+    def _tell_discovery(self) -> None:
+        view = tuple(self.registry.values()) if self.etcd_up else None
+        if not self.told_discovery or view != self.view_sent:
+            self.told_discovery, self.view_sent = True, view
+            self.feed(DiscoverySeen(instances=view))
 
     def _expire_leases(self) -> None:
         owners = {r.instance_id: r for node in self.nodes.values() for r in node.replicas.values()}

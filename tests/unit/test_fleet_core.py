@@ -14,6 +14,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Memory,
     NodeReported,
     Quarantine,
+    Remember,
     Resign,
     SetWanted,
     Started,
@@ -22,7 +23,10 @@ from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.status import fleet_status
 from dynamo_snapshot.model import (
     Decision,
+    Instance,
     OrderKind,
+    OrderStatus,
+    Outcome,
     PoolStatus,
     Reason,
     ReplicaPhase,
@@ -42,6 +46,15 @@ def settled(number: int, fleet: Rules | None = None, luck: Luck | None = None) -
     world.run(10)
     assert len(world.serving()) == number
     return world
+
+
+def until_unachievable(world: World) -> PoolStatus:
+    """Lets time pass until the fleet says that it cannot reach its target."""
+    for _ in range(400):
+        world.run(0.25)
+        if pool(world).unachievable_reason is not None:
+            return pool(world)
+    pytest.fail("nothing was ever unachievable")
 
 
 def pool(world: World) -> PoolStatus:
@@ -343,13 +356,33 @@ def test_a_key_whose_captures_keep_failing_is_not_captured_for_ever() -> None:
     assert len(world.issued(OrderKind.CAPTURE)) == 2
 
 
+def test_what_fails_while_discovery_is_unknown_is_nobody_s_fault() -> None:
+    world = settled(1, luck=Luck(restore_s=2.0))
+    world.decide(3)
+    world.run(0.5)
+    world.set_etcd(False)
+    world.luck.restores_fail = True
+    for operation in world.nodes["one"].operations.values():
+        operation.fails = Reason.WORKER_EXITED
+    world.run(5)
+    assert world.state.memory.quarantined == {}
+    assert world.state.snapshot_failures == {}
+    assert world.state.pools["decode"].vacancies == (0, 0)
+    world.luck.restores_fail = False
+    world.set_etcd(True)
+    world.run(5)
+    assert len(world.serving()) == 3
+
+
 def test_what_cannot_start_is_reported_unachievable_and_tried_again_ever_more_rarely() -> None:
     world = settled(2)
     world.luck.restores_fail = world.luck.cold_starts_fail = True
     world.decide(4)
-    world.run(20)
-    status = pool(world)
+    status = until_unachievable(world)
     assert status.target == 4
+    assert status.achievable <= 3
+    world.run(5)
+    status = pool(world)
     assert status.achievable == 2
     assert status.unachievable_reason == Reason.WORKER_EXITED
     assert len(world.serving()) == 2, "what serves goes on serving"
@@ -358,16 +391,36 @@ def test_what_cannot_start_is_reported_unachievable_and_tried_again_ever_more_ra
     gaps = [later - earlier for earlier, later in zip(attempts[-4:], attempts[-3:], strict=False)]
     assert min(gaps) >= world.rules.block_limit_s
     world.luck.restores_fail = world.luck.cold_starts_fail = False
-    world.run(60)
+    world.run(90)
     assert len(world.serving()) == 4
     assert pool(world).unachievable_reason is None
+    assert world.state.pools["decode"].block is None
+
+
+def test_a_limit_is_lifted_for_a_trial_though_nobody_asks_for_more_now() -> None:
+    world = settled(2)
+    world.luck.restores_fail = world.luck.cold_starts_fail = True
+    world.decide(4)
+    until_unachievable(world)
+    world.run(5)
+    world.decide(2)
+    world.run(world.rules.block_limit_s)
+    assert pool(world).unachievable_reason is None
+    world.luck.restores_fail = world.luck.cold_starts_fail = False
+    world.decide(4)
+    world.run(0.25)
+    status = pool(world)
+    assert (status.pending, status.achievable) == (1, 3)
+    world.run(60)
+    assert len(world.serving()) == 4
 
 
 def test_a_target_lowered_to_what_is_achievable_does_not_hide_the_limit_while_starts_pause() -> None:
     world = settled(2)
     world.luck.restores_fail = world.luck.cold_starts_fail = True
     world.decide(4)
-    world.run(20)
+    until_unachievable(world)
+    world.run(5)
     world.decide(pool(world).achievable)
     world.run(1)
     assert pool(world).target == pool(world).achievable == 2
@@ -391,7 +444,7 @@ def test_a_worker_that_dies_soon_after_each_start_is_not_restarted_for_ever() ->
             world.nodes["one"].crash_worker(replica)
         world.run(1)
     assert len(world.orders) - orders < 15
-    assert pool(world).unachievable_reason is not None
+    until_unachievable(world)
 
 
 def test_a_full_node_is_named_and_frees_nobody() -> None:
@@ -564,6 +617,19 @@ def test_orders_in_flight_keep_their_ids_and_get_the_new_fence() -> None:
     assert len(world.issued(OrderKind.RESTORE)) == 2
 
 
+def test_an_order_that_no_node_has_seen_yet_counts_for_the_next_controller() -> None:
+    world = settled(1)
+    world.decide(3)  # written into the wanted list; the node has not looked yet
+    state, _ = step(
+        initial(world.rules), Started(fence=9, memory=world.memory, wanted=(world.wanted["one"],)), world.now
+    )
+    state, _ = step(state, DiscoverySeen(instances=tuple(world.registry.values())), world.now)
+    state, commands = step(state, NodeReported(reported=world.reports["one"]), world.now)
+    orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
+    assert orders == []
+    assert len(state.nodes["one"].orders) == 2
+
+
 def test_a_replica_of_a_pool_that_is_gone_is_drained() -> None:
     world = settled(2)
     renamed = replace(world.rules, pools={"other": replace(world.rules.pools["decode"], role="prefill")})
@@ -603,3 +669,72 @@ def test_a_port_that_is_used_again_is_not_mistaken() -> None:
     world.luck.registers = True
     world.run(5)
     assert [replica.id for replica in world.serving()] == [successor.id]
+
+
+def test_a_registration_that_outlived_its_process_is_nobody_else_s_after_a_restart_either() -> None:
+    world = settled(1)
+    dead = world.serving()[0]
+    world.nodes["one"].crash_worker(dead)
+    stale = world.nodes["one"].report()
+    exited = next(seen for seen in stale.replicas if seen.replica_id == dead.id)
+    successor = replace(exited, replica_id="decode-8-8", incarnation="x", phase=ReplicaPhase.RESUMING, exit=None)
+    report = replace(stale, replicas=(exited, successor), outcomes=())
+    instances = DiscoverySeen(instances=(instance_of(dead.instance_id or 0, dead.port),))
+    state, _ = step(initial(world.rules), Started(fence=9), world.now)
+    state, _ = step(state, NodeReported(reported=report), world.now)
+    state, _ = step(state, instances, world.now)
+    assert state.replicas[successor.replica_id].state is ReplicaState.RESUMING
+    registered = replace(report, replicas=(exited, replace(successor, phase=ReplicaPhase.REGISTERED)))
+    state, _ = step(state, NodeReported(reported=registered), world.now)
+    assert state.replicas[successor.replica_id].state is ReplicaState.SERVING
+
+
+def test_an_instance_stays_its_first_owner_s_when_the_report_has_forgotten_it() -> None:
+    world = settled(1)
+    dead = world.serving()[0]
+    report = world.reports["one"]
+    successor = replace(report.replicas[0], replica_id="decode-8-8", incarnation="x", phase=ReplicaPhase.REGISTERED)
+    state, _ = step(world.state, NodeReported(reported=replace(report, replicas=(successor,))), world.now)
+    assert dead.port == successor.rpc_port
+    assert state.replicas[successor.replica_id].state is not ReplicaState.SERVING
+
+
+def test_a_failed_start_whose_replica_lives_is_killed_before_it_is_forgotten() -> None:
+    world = settled(1)
+    world.decide(2)
+    order = next(order for order in world.open_orders() if order.kind is OrderKind.RESTORE)
+    report = world.reports["one"]
+    half = replace(report.replicas[0], replica_id=order.replica_id, phase=ReplicaPhase.RESTORING, rpc_port=29999)
+    outcome = Outcome(
+        order_id=order.id,
+        status=OrderStatus.FAILED,
+        started_at=world.now,
+        finished_at=world.now,
+        reason=Reason.PHASE_TIMED_OUT,
+    )
+    event = NodeReported(reported=replace(report, replicas=(*report.replicas, half), outcomes=(outcome,)))
+    state, commands = step(world.state, event, world.now)
+    assert state.replicas[half.replica_id].state is ReplicaState.FAILED
+    kills = [o for c in commands if isinstance(c, SetWanted) for o in c.wanted.orders if o.kind is OrderKind.KILL]
+    assert [kill.replica_id for kill in kills] == [half.replica_id]
+
+
+def test_what_a_decision_changes_is_remembered() -> None:
+    world = settled(1)
+    _, commands = step(world.state, Decided(decision=Decision(revision=5, id=6, decode=3)), world.now)
+    memories = [command.memory for command in commands if isinstance(command, Remember)]
+    assert [(memory.targets, memory.decision) for memory in memories] == [({"decode": 3}, (5, 6))]
+    assert commands.index(Remember(memory=memories[0])) < next(
+        index for index, command in enumerate(commands) if isinstance(command, CompleteDecision)
+    ), "first remembered, then acknowledged"
+
+
+def instance_of(instance_id: int, port: int) -> Instance:
+    return Instance(
+        instance_id=instance_id,
+        namespace="dynamo",
+        component="backend",
+        endpoint="generate",
+        host="127.0.0.1",
+        port=port,
+    )
