@@ -35,14 +35,14 @@ class Leftover:
     """One thing that outlived its fleet."""
 
     kind: str
-    """process, mount, namespace, socket, port, cgroup, file or key."""
+    """One of :data:`KINDS`."""
     what: str
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
 
 
-KINDS = ("process", "namespace", "mount", "socket", "port", "cgroup", "file", "key")
+KINDS = ("process", "namespace", "mount", "socket", "cgroup", "file", "key")
 
 
 def processes(runtime_dir: Path) -> list[int]:
@@ -75,42 +75,39 @@ def sockets(*folders: Path) -> list[str]:
     return sorted(path for path in paths if any(_within(path.lstrip("@"), folder) for folder in folders))
 
 
-def listening(ports: Iterable[int]) -> list[int]:
-    """Those of ``ports`` on which something in this network namespace listens."""
-    open_ports = set()
+def listening(pids: Iterable[int]) -> list[int]:
+    """The TCP ports on which processes ``pids`` listen, in this network namespace."""
+    held = {link for pid in pids for link in _links(pid)}
+    ports = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for row in Path(table).read_text().splitlines()[1:]:
                 fields = row.split()
-                if fields[3] == "0A":  # TCP_LISTEN
-                    open_ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return sorted(open_ports & set(ports))
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:  # TCP_LISTEN
+                    ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return sorted(ports)
 
 
-def namespaces(inodes: Iterable[int]) -> list[int]:
-    """Those of the pid and mount namespaces ``inodes`` that a process or a mount still holds."""
-    wanted = set(inodes)
-    held = set()
-    for entry in _entries(Path("/proc")):
-        if entry.name.isdigit() and not _is_zombie(int(entry.name)):
-            held |= {inode for kind in ("pid", "mnt") if (inode := namespace(int(entry.name), kind))}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        root = line.split()[3]
-        if ":[" in root:
-            held.add(int(root.rsplit("[", 1)[1].rstrip("]")))
-    return sorted(wanted & held)
+def namespaces(pids: Iterable[int]) -> list[str]:
+    """The namespaces that processes ``pids`` hold and the first process does not.
+
+    By process, because the kernel gives the number of a namespace that has gone to the next one.
+    """
+    kinds = ("pid", "mnt", "net")
+    own = {_namespace(1, kind) for kind in kinds}
+    return sorted({found for pid in pids for kind in kinds if (found := _namespace(pid, kind))} - own)
 
 
-def namespace(pid: int, kind: str) -> int | None:
-    """The inode of a process's namespace; None where the process is gone."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(os.readlink(f"/proc/{pid}/ns/{kind}").rsplit("[", 1)[1].rstrip("]"))
-    return None
-
-
-def files(folder: Path) -> list[str]:
-    """What lies in ``folder``, down to files, but for what is meant to stay."""
-    return [str(path) for path in sorted(folder.rglob("*")) if path.relative_to(folder).parts[0] not in KEPT]
+def count(runtime_dir: Path) -> list[Leftover]:
+    """All that is left of the fleet of ``runtime_dir`` but for the files that it works with while it runs."""
+    pids = processes(runtime_dir)
+    left = [Leftover("process", describe(pid)) for pid in pids]
+    left += [Leftover("namespace", name) for name in namespaces(pids)]
+    left += [Leftover("mount", point) for point in mounts(runtime_dir)]
+    left += [Leftover("socket", path) for path in sockets(runtime_dir)]
+    left += [Leftover("socket", f"TCP port {port}") for port in listening(pids)]
+    left += [Leftover("cgroup", path) for path in cgroups(runtime_dir)]
+    return left + [Leftover("file", str(path)) for path in sorted((runtime_dir / "replicas").rglob("*"))]
 
 
 def cgroups(runtime_dir: Path) -> list[str]:
@@ -162,6 +159,23 @@ def _delete(entry: Path) -> None:
 def _unmount(point: str) -> None:
     detach = 2  # MNT_DETACH
     ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(point), detach)
+
+
+def _namespace(pid: int, kind: str) -> str:
+    """Such as ``pid:[4026531836]``; empty where the process is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except OSError:
+        return ""
+
+
+def _links(pid: int) -> list[str]:
+    """What the descriptors of ``pid`` lead to."""
+    found = []
+    for entry in _entries(Path(f"/proc/{pid}/fd")):
+        with suppress(OSError):
+            found.append(os.readlink(entry))
+    return found
 
 
 def _within(path: str, folder: Path) -> bool:

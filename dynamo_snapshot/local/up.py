@@ -19,7 +19,6 @@ from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import leftovers, preflight, processes, servers
 from dynamo_snapshot.local.etcd import Etcd
-from dynamo_snapshot.local.footprint import Footprint
 from dynamo_snapshot.local.keys import FleetKeys
 from dynamo_snapshot.local.leftovers import Leftover
 from dynamo_snapshot.local.service import Service, ServiceStatus, banner, http_ok
@@ -48,7 +47,6 @@ class LocalFleet:
         self.say = say
         self.runtime_dir = fleet.agent.runtime_dir
         self.supervisor = Supervisor(self.runtime_dir / "logs", self._service_changed)
-        self.footprint = Footprint()
         self.etcd_url = "" if fleet.servers.etcd == "embedded" else fleet.servers.etcd
         self.nats_url = "" if fleet.servers.nats == "embedded" else fleet.servers.nats
         self._lock: IO[str] | None = None
@@ -114,7 +112,7 @@ class LocalFleet:
             left += [Leftover("key", name) for name in await self._keys_left()]
         finally:
             await self.supervisor.stop_all()
-            left += self._count()
+            left += leftovers.count(self.runtime_dir)
             # What is meant to be there while a fleet runs goes with it.
             await leftovers.remove(self.runtime_dir)
             if self._lock is not None:
@@ -141,7 +139,6 @@ class LocalFleet:
         fleet_file, planner_file = self.write_fleet(), self.runtime_dir / "planner.yaml"
         planner = processes.planner_configuration(self.fleet, self.planner_port)
         planner_file.write_text(yaml.safe_dump(planner, sort_keys=False))
-        self._tasks.append(asyncio.create_task(self.footprint.follow(self.bus), name="footprint"))
         # The planner takes ten seconds to its first tick: it boots beside the others.
         async with asyncio.TaskGroup() as group:
             group.create_task(self.start_service(processes.frontend(self.fleet, self.environment)))
@@ -195,18 +192,6 @@ class LocalFleet:
             return left if self.fleet.servers.etcd == "embedded" else await self._keys.clear(self.say)
         except SnapshotError as error:
             return [f"not known: {error.message}"]
-
-    def _count(self) -> list[Leftover]:
-        runtime_dir = self.runtime_dir
-        ports = {*self.footprint.ports, self.fleet.frontend.port} if self.footprint.ports else set()
-        left = [Leftover("process", leftovers.describe(pid)) for pid in leftovers.processes(runtime_dir)]
-        left += [Leftover("namespace", str(inode)) for inode in leftovers.namespaces(self.footprint.namespaces)]
-        left += [Leftover("mount", point) for point in leftovers.mounts(runtime_dir)]
-        left += [Leftover("socket", path) for path in leftovers.sockets(runtime_dir)]
-        left += [Leftover("port", str(port)) for port in leftovers.listening(ports)]
-        left += [Leftover("cgroup", path) for path in leftovers.cgroups(runtime_dir)]
-        replicas = runtime_dir / "replicas"
-        return left + ([Leftover("file", path) for path in leftovers.files(replicas)] if replicas.exists() else [])
 
     def _service_changed(self, status: ServiceStatus) -> None:
         if status.detail:
