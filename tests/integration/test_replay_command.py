@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,10 @@ async def server() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A trace file; its text may be given."""
     path = tmp_path / "trace.csv"
-    path.write_text(TRACE)
+    path.write_text(getattr(request, "param", TRACE))
     return path
 
 
@@ -78,11 +79,14 @@ async def test_a_signal_ends_the_sending_and_not_the_summary(server: str, trace:
     assert events(output)[-1]["sent"] == 1
 
 
-async def test_failures_and_wrong_input_show_in_the_exit_status(trace: Path, free_port: Any) -> None:
+async def test_failures_show_in_the_exit_status(trace: Path, free_port: Callable[[], int]) -> None:
     process = await start(f"http://127.0.0.1:{free_port()}", "--trace", str(trace), "--speed", "1000")
     await process.communicate()
     assert process.returncode == 1
-    trace.write_text("not a trace\n")
+
+
+@pytest.mark.parametrize("trace", ["not a trace\n"], indirect=True)
+async def test_a_wrong_trace_is_named(trace: Path) -> None:
     process = await start("http://127.0.0.1:1", "--trace", str(trace))
     _, error = await process.communicate()
     assert process.returncode == 2
