@@ -104,8 +104,9 @@ class House:
         self.worker = wait_for(lambda: self._by_inner_pid(inner), "the restored process")
 
     def close(self) -> None:
-        os.kill(self.init, signal.SIGKILL)
-        self._unshare.wait(10)
+        if self._unshare.poll() is None:
+            os.kill(self.init, signal.SIGKILL)
+            self._unshare.wait(10)
 
     def _find(self, entered: int) -> int | None:
         """The worker, once it leads a session: the last of nsenter, sh, setsid, worker."""

@@ -42,7 +42,9 @@ _FROM_ENVIRONMENT = {
 async def run_mocker(hooks: Hooks, arguments: Sequence[str]) -> None:
     """Runs the mocker with ``arguments`` until it has drained; for :func:`worker_hooks.hooks.run`."""
     mocker = require("dynamo.mocker.main", _SEAMS)
-    sys.argv = ["dynamo.mocker", *arguments]
+    # Without the gate requests reach an engine that still boots, and wait for it, as with any other engine.
+    booting = [] if _gated() else ["--startup-time", _boot_seconds()]
+    sys.argv = ["dynamo.mocker", *arguments, *booting]
     await MockerWorker(hooks, mocker).run()
 
 
@@ -71,7 +73,7 @@ class MockerWorker:
     async def _gated_launch(self, arguments: argparse.Namespace, engine: Any) -> None:
         """Stands in for ``launch_workers``: all that needs no runtime has been done when it is called."""
         self._expected = arguments.num_workers
-        if os.environ.get(GATE_ENV) == "off":
+        if not _gated():
             await self._ungated(arguments, engine)
             return
         memory = await self._boot()
@@ -82,9 +84,10 @@ class MockerWorker:
             for name in _FROM_ENVIRONMENT.values():
                 setattr(arguments, name, getattr(fresh, name))
         gate = self._own_shutdown()
-        # The runtime comes up beside the self-test; the gate in run_input holds the registration back.
+        # The runtime comes up beside the self-test, begun first; the gate in run_input holds the registration back.
+        tested = asyncio.ensure_future(self._self_test(memory))
         launched = asyncio.ensure_future(self._launch(arguments, engine))
-        await self._tested(memory, launched)
+        await _unless_ended(launched, tested)
         if gate.stop_requested.is_set():
             self._hooks.stop()
         self._gate_open.set()
@@ -95,19 +98,19 @@ class MockerWorker:
         gate = self._own_shutdown()
         self._gate_open.set()
         launched = asyncio.ensure_future(self._launch(arguments, engine))
-        await self._tested(await self._boot(), launched)
+        await _unless_ended(launched, self._self_test(await self._boot()))
         await self._served(gate, launched)
 
-    async def _tested(self, memory: ResidentMemory, launched: asyncio.Future[None]) -> None:
-        await _unless_ended(launched, self._hooks.self_test(lambda: asyncio.to_thread(memory.check)))
+    async def _self_test(self, memory: ResidentMemory) -> None:
+        await self._hooks.self_test(lambda: asyncio.to_thread(memory.check))
 
     async def _served(self, gate: Gate, launched: asyncio.Future[None]) -> None:
         await _unless_ended(launched, self._all_watched.wait())
         await gate.serve(self._runtimes, self._presences, asyncio.gather(*self._inputs))
 
     async def _boot(self) -> ResidentMemory:
-        memory = ResidentMemory(int(os.environ.get(RESIDENT_MIB_ENV) or 0))
-        await asyncio.sleep(float(os.environ.get(BOOT_SECONDS_ENV) or 0))
+        memory = await asyncio.to_thread(ResidentMemory, int(os.environ.get(RESIDENT_MIB_ENV) or 0))
+        await asyncio.sleep(float(_boot_seconds()))
         self._hooks.lifecycle.evidence["resident_digest"] = memory.digest
         self._hooks.lifecycle.fire(Event.BOOTED)
         return memory
@@ -151,6 +154,14 @@ async def _unless_ended(launched: asyncio.Future[None], step: Awaitable[Any]) ->
         launched.result()
         raise HookError(HookReason.ENDPOINT_ENDED, "the mocker ended before its registration")
     await working
+
+
+def _gated() -> bool:
+    return os.environ.get(GATE_ENV) != "off"
+
+
+def _boot_seconds() -> str:
+    return os.environ.get(BOOT_SECONDS_ENV) or "0"
 
 
 def _relevant_environment() -> dict[str, str | None]:
