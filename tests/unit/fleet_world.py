@@ -553,6 +553,7 @@ class World:
         wanted = {command.wanted.node: command.wanted for command in commands if isinstance(command, SetWanted)}
         lists = {**self.wanted, **wanted}
         self._check_ids(fresh)
+        self._check_orders_stay(wanted)
         self._check_numbers(fresh, lists)
         self._check_unknown(before, event, fresh)
         self._check_withdrawals(before)
@@ -566,6 +567,20 @@ class World:
             if replica.state is ReplicaState.SERVING:
                 shown = {instance.instance_id for instance in self.state.instances}
                 assert replica.instance_id in shown, "serving is what discovery says"
+
+    def _check_orders_stay(self, lists: dict[str, Wanted]) -> None:
+        """An order that makes a replica stands in the list until its node has said what became of either."""
+        for node, wanted in lists.items():
+            before = self.wanted[node].orders if node in self.wanted else ()
+            left = [o for o in before if o.kind in STARTS and o.id not in {order.id for order in wanted.orders}]
+            report = self.reports.get(node)
+            ended = {outcome.order_id for outcome in report.outcomes} if report else set()
+            exited = (
+                {seen.replica_id for seen in report.replicas if seen.phase is ReplicaPhase.EXITED} if report else set()
+            )
+            killed = {o.replica_id for o in self.orders.values() if o.kind is OrderKind.KILL and o.id in ended}
+            for order in left:
+                assert order.id in ended or order.replica_id in exited | killed, f"order {order.id} was dropped"
 
     def _check_ids(self, fresh: list[Order]) -> None:
         ids = [order.id for order in fresh]

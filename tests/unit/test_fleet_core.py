@@ -18,6 +18,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Resign,
     SetWanted,
     Started,
+    Ticked,
 )
 from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.status import fleet_status
@@ -33,6 +34,7 @@ from dynamo_snapshot.model import (
     ReplicaState,
     Reported,
     StartTimes,
+    Wanted,
     Way,
     WorkerLoad,
 )
@@ -738,3 +740,103 @@ def instance_of(instance_id: int, port: int) -> Instance:
         host="127.0.0.1",
         port=port,
     )
+
+
+def test_a_new_controller_lets_nothing_expire_before_it_has_heard_the_node() -> None:
+    world = settled(1)
+    world.decide(2)
+    late = world.now + world.rules.pools["decode"].restore_s + world.rules.outcome_grace_s + 1
+    state, _ = step(initial(world.rules), Started(fence=9, memory=world.memory, wanted=(world.wanted["one"],)), late)
+    state, _ = step(state, Ticked(), late + 1)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.ORDERED]
+    state, _ = step(state, Ticked(), late + world.rules.settle_s)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.FAILED]
+
+
+def test_a_new_controller_orders_nothing_before_every_known_node_was_heard() -> None:
+    world = settled(1)
+    other = Wanted(node="two", fence=1, sequence=1)
+    legacy = Started(fence=9, memory=replace(world.memory, targets={"decode": 3}), wanted=(world.wanted["one"], other))
+    state, _ = step(initial(world.rules), legacy, world.now)
+    state, _ = step(state, DiscoverySeen(instances=tuple(world.registry.values())), world.now)
+    state, _ = step(state, NodeReported(reported=world.reports["one"]), world.now)
+    assert state.nodes["one"].orders == ()
+    report = replace(world.reports["one"], at=world.now + world.rules.settle_s)
+    state, _ = step(state, NodeReported(reported=report), world.now + world.rules.settle_s)
+    assert len(state.nodes["one"].orders) == 2
+
+
+def test_who_waits_for_discovery_is_not_late_while_it_is_unknown() -> None:
+    world = settled(2)
+    lost = world.serving()[0]
+    kept = world.registry.pop(lost.instance_id or 0)
+    world.run(1)
+    world.set_etcd(False)
+    world.run(world.rules.discover_s * 2)
+    assert world.state.replicas[lost.id].state is ReplicaState.RESUMING
+    world.set_etcd(True)
+    world.run(world.rules.discover_s - 2)
+    assert world.state.replicas[lost.id].state is ReplicaState.RESUMING, "it has its time again"
+    world.registry[kept.instance_id] = kept
+    world.run(1)
+    assert world.state.replicas[lost.id].state is ReplicaState.SERVING
+    assert world.issued(OrderKind.KILL) == []
+
+
+def test_who_serves_counts_though_its_node_does_not_know_it_and_who_does_not_is_replaced() -> None:
+    world = settled(2)
+    first, second = world.live()
+    report = replace(world.reports["one"], replicas=())
+    state, _ = step(world.state, NodeReported(reported=report), world.now)
+    assert {replica.state for replica in state.replicas.values()} == {ReplicaState.SERVING}
+    left = DiscoverySeen(instances=(world.registry[first.instance_id or 0],))
+    state, _ = step(state, left, world.now)
+    state, commands = step(state, NodeReported(reported=report), world.now)
+    assert second.id not in state.replicas
+    assert state.memory.quarantined == {}
+    orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
+    assert [order.kind for order in orders] == [OrderKind.RESTORE]
+
+
+def test_a_drain_that_failed_ends_in_a_kill_at_once() -> None:
+    world = settled(2)
+    world.decide(1)
+    order = next(order for order in world.open_orders() if order.kind is OrderKind.DRAIN)
+    outcome = Outcome(
+        order_id=order.id,
+        status=OrderStatus.FAILED,
+        started_at=world.now,
+        finished_at=world.now,
+        reason=Reason.HOLDER_FAILED,
+    )
+    event = NodeReported(reported=replace(world.reports["one"], outcomes=(outcome,)))
+    _, commands = step(world.state, event, world.now)
+    kills = [o for c in commands if isinstance(c, SetWanted) for o in c.wanted.orders if o.kind is OrderKind.KILL]
+    assert [kill.replica_id for kill in kills] == [order.replica_id]
+
+
+def test_what_no_node_has_seen_goes_before_what_serves() -> None:
+    world = settled(2)
+    world.nodes["one"].up = False
+    world.decide(3)
+    ordered = next(r.id for r in world.state.replicas.values() if r.state is ReplicaState.ORDERED)
+    world.decide(2)
+    assert [order.replica_id for order in world.issued(OrderKind.CANCEL)] == [ordered]
+    assert world.issued(OrderKind.DRAIN) == []
+
+
+def test_who_was_ready_before_its_cancellation_is_drained() -> None:
+    world = settled(1)
+    world.decide(2)
+    start = next(order for order in world.open_orders() if order.kind is OrderKind.RESTORE)
+    world.decide(1)
+    cancel = next(order for order in world.open_orders() if order.kind is OrderKind.CANCEL)
+    report = world.reports["one"]
+    ready = replace(report.replicas[0], replica_id=start.replica_id, phase=ReplicaPhase.REGISTERED, rpc_port=29999)
+    done = Outcome(order_id=start.id, status=OrderStatus.DONE, started_at=world.now, finished_at=world.now)
+    late = replace(done, order_id=cancel.id, status=OrderStatus.FAILED, reason=Reason.CANCELLED)
+    event = NodeReported(reported=replace(report, replicas=(*report.replicas, ready), outcomes=(done, late)))
+    state, commands = step(world.state, event, world.now)
+    orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
+    assert [(order.kind, order.replica_id) for order in orders] == [(OrderKind.DRAIN, start.replica_id)]
+    assert state.replicas[start.replica_id].state is ReplicaState.DRAINING

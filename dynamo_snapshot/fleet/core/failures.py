@@ -15,6 +15,7 @@ NOT_THE_SNAPSHOT = frozenset(
         Reason.CANCELLED,
         Reason.AGENT_RESTARTED,
         Reason.STALE_FENCE,
+        Reason.UNKNOWN_REPLICA,
         Reason.NODE_AT_CAPACITY,
         Reason.PORT_IN_USE,
         Reason.DISK_FULL,

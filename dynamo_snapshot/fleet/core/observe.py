@@ -251,7 +251,10 @@ def _note_exits(draft: Draft, report: Reported) -> None:
                 fail(draft, replica.id, Happening.BROKE, reason, message)
             if replica.start_order is None:
                 draft.remove(replica.id)
-        elif seen is None and replica.start_order is None and replica.state not in ALIVE:
+        elif seen is None and replica.start_order is None and replica.state is not ReplicaState.SERVING:
+            # The node does not know it: it is gone, or was never there. Whom discovery shows still counts.
+            if replica.state in ALIVE:
+                fail(draft, replica.id, Happening.BROKE, Reason.UNKNOWN_REPLICA, "its node does not report it")
             draft.remove(replica.id)
 
 
