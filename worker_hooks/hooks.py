@@ -22,12 +22,10 @@ from worker_hooks.control import (
     INCARNATION_ENV,
     ControlDirectory,
     Release,
-    RestoreContext,
     WorkerState,
     capture_directory,
     control_directory,
 )
-from worker_hooks.identity import ChildLink
 from worker_hooks.lifecycle import FINAL, Event, Lifecycle, State
 from worker_hooks.reasons import HookError, HookReason
 
@@ -51,10 +49,10 @@ class Hooks:
     def __init__(self, control: ControlDirectory | None, *, capture_wanted: bool, incarnation: str | None) -> None:
         self.control = control
         self.capture_wanted = capture_wanted and control is not None
-        self.children: list[ChildLink] = []
         if control is not None:
             control.prepare()
-        self.lifecycle = Lifecycle(self._report, pid=os.getpid(), incarnation=incarnation)
+        self._pid = os.getpid()
+        self.lifecycle = Lifecycle(self._report, pid=self._pid, incarnation=incarnation)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Hooks:
@@ -149,6 +147,10 @@ class Hooks:
         raise SystemExit(0)
 
     def _stopped_early(self, number: int, frame: object) -> None:
+        if os.getpid() != self._pid:  # a forked child has this handler too, but is not the worker
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         if self.lifecycle.state in FINAL:
             raise SystemExit(0)
         self.stop()
@@ -159,8 +161,7 @@ class Hooks:
         identity.reseed()
         self.lifecycle.incarnation = context.incarnation
         self.lifecycle.evidence["first_random"] = repr(random.random())
-        for child in self.children:
-            child.push(context, CHILD_TIMEOUT_S)
+        identity.hand_on(context, CHILD_TIMEOUT_S)
 
     def _report(self, state: WorkerState) -> None:
         logger.info("worker %s%s", state.state, f": {state.message}" if state.message else "")
@@ -201,6 +202,3 @@ def _report_failure(hooks: Hooks, error: HookError) -> int:
 
 async def _awaited(result: Awaitable[None]) -> None:
     await result
-
-
-__all__ = ["Hooks", "RestoreContext", "Step", "run"]

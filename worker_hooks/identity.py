@@ -60,6 +60,10 @@ def reseed() -> None:
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
 
 
+LINKS: list[ChildLink] = []
+"""Every link of this process that was made and not forgotten: whom a new identity is handed to."""
+
+
 class ChildLink:
     """Carries a new identity to one child process, and its acknowledgement back.
 
@@ -72,6 +76,12 @@ class ChildLink:
 
         self.name = name
         self._parent_end, self.child_end = Pipe()
+        LINKS.append(self)
+
+    def forget(self) -> None:
+        """The child has ended: new identities are not for it."""
+        LINKS.remove(self)
+        self._parent_end.close()
 
     def push(self, context: RestoreContext, timeout_s: float) -> None:
         """Hands ``context`` over and waits until the child has applied it; raises ``child_silent`` otherwise."""
@@ -82,6 +92,12 @@ class ChildLink:
         except (OSError, EOFError) as error:
             raise HookError(HookReason.CHILD_SILENT, f"child {self.name} is gone: {error!r}") from error
         raise HookError(HookReason.CHILD_SILENT, f"child {self.name} did not answer within {timeout_s:g} s")
+
+
+def hand_on(context: RestoreContext, timeout_s: float) -> None:
+    """Gives ``context`` to every child, one after the other; raises ``child_silent`` for the first that is."""
+    for link in LINKS:
+        link.push(context, timeout_s)
 
 
 def follow(child_end: Connection, adopted: Callable[[RestoreContext], None] | None = None) -> threading.Thread:

@@ -27,9 +27,18 @@ EVERY_SLOT = """
 import os, random, sys, socket
 import numpy
 import worker_hooks
+from multiprocessing import get_context
+from worker_hooks.identity import ChildLink, follow
+
+def child(end):
+    random.seed(1)
+    thread = follow(end, lambda context: print("child", os.environ.get("WHO"), random.random(), flush=True))
+    thread.join()
 
 class Engine:
     def __init__(self):
+        self.link = ChildLink("child")
+        get_context("fork").Process(target=child, args=(self.link.child_end,), daemon=True).start()
         self.steps = []
         host, port = os.environ["OPEN"].split(":")
         self.connection = socket.create_connection((host, int(port)))
@@ -149,7 +158,7 @@ def test_a_factory_that_fails_is_named(start: Worker, control: Path, tiny_model:
     assert "ConnectionRefusedError" in state["message"]
 
 
-def test_clones_of_a_numpy_engine_draw_different_numbers(
+def test_clones_and_their_children_draw_different_numbers(
     criu: Path, etcd_url: str, nats_url: str, tiny_model: Path, name: str, tmp_path: Path
 ) -> None:
     street = Street(tmp_path)
@@ -167,11 +176,14 @@ def test_clones_of_a_numpy_engine_draw_different_numbers(
         for clone in houses[:2]:
             clone.restore(criu, tmp_path / "images")
         for index, house in enumerate(houses):
-            release(house.control, f"life-{index}", {})
+            release(house.control, f"life-{index}", {"WHO": f"clone-{index}"})
         for house in houses:
             _state(house.control, "REGISTERED")
         numbers = [line.split() for house in houses for line in house.log.read_text().splitlines() if "numbers" in line]
         assert len({each[1] for each in numbers}) == len({each[2] for each in numbers}) == 3
+        children = [line.split() for house in houses for line in house.log.read_text().splitlines() if "child" in line]
+        assert [each[1] for each in children] == ["clone-0", "clone-1", "clone-2"]
+        assert len({each[2] for each in children}) == 3
         assert len(instances(etcd_url, name)) == 3
     finally:
         street.close()

@@ -4,13 +4,14 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from worker_hooks.control import ControlDirectory, Release, RestoreContext
-from worker_hooks.identity import ChildLink, apply_environment, follow, read_context, reseed
+from worker_hooks.identity import LINKS, ChildLink, apply_environment, follow, hand_on, read_context, reseed
 from worker_hooks.reasons import HookError, HookReason
 
 
@@ -72,6 +73,23 @@ def test_nothing_is_loaded_for_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+NewLink = Callable[[str], ChildLink]
+
+
+@pytest.fixture
+def new_link() -> Iterator[NewLink]:
+    made: list[ChildLink] = []
+
+    def new(name: str) -> ChildLink:
+        made.append(ChildLink(name))
+        return made[-1]
+
+    yield new
+    for link in made:
+        link.forget()
+    assert LINKS == []
+
+
 def _child(end: Connection, answers: Connection) -> None:
     random.seed(7)
     follow(end, lambda context: answers.send((os.environ.get("DYN_X"), random.random(), context.incarnation)))
@@ -80,16 +98,16 @@ def _child(end: Connection, answers: Connection) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_take_over_the_identity_before_the_parent_goes_on(method: str) -> None:
+def test_children_take_over_the_identity_before_the_parent_goes_on(method: str, new_link: NewLink) -> None:
     process = multiprocessing.get_context(method)
-    link = ChildLink("engine")
+    link = new_link("engine")
     ours, theirs = process.Pipe()
     child = process.Process(target=_child, args=(link.child_end, theirs))  # type: ignore[attr-defined]  # of every context
     child.start()
     assert ours.recv() == "ready"
     seen = []
     for incarnation in ("one", "two"):
-        link.push(RestoreContext(env={"DYN_X": incarnation}, incarnation=incarnation), timeout_s=10)
+        hand_on(RestoreContext(env={"DYN_X": incarnation}, incarnation=incarnation), timeout_s=10)
         assert ours.poll(0), "acknowledged before it was applied"
         seen.append(ours.recv())
     assert [(each[0], each[2]) for each in seen] == [("one", "one"), ("two", "two")]
@@ -98,8 +116,8 @@ def test_children_take_over_the_identity_before_the_parent_goes_on(method: str) 
     child.join(10)
 
 
-def test_a_child_that_does_not_follow_is_named() -> None:
-    link = ChildLink("engine-core")
+def test_a_child_that_does_not_follow_is_named(new_link: NewLink) -> None:
+    link = new_link("engine-core")
     with pytest.raises(HookError, match=r"child engine-core did not answer within 0\.05 s") as failure:
         link.push(RestoreContext(env={}, incarnation="one"), timeout_s=0.05)
     assert failure.value.reason is HookReason.CHILD_SILENT
