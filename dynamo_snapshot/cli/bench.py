@@ -29,7 +29,7 @@ def control_path(
     import json
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from dynamo_snapshot.local import bench as measure
 
@@ -41,7 +41,8 @@ def control_path(
     result = asyncio.run(measure.control_path(repeats, say))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    table = Table("", "p50", "p95", "p99", "bound of p99, idle", "count", box=None, pad_edge=False)
+    columns = ("p50", "p95", "p99", "p99 when idle, at most", "count")
+    table = Table(Column("ms", no_wrap=True), *columns, box=None, pad_edge=False)
     for name, bound in measure.BOUNDS_MS.items():
         row = result[name]
         table.add_row(name, *(str(row[share]) for share in ("p50", "p95", "p99")), f"{bound:g}", str(row["count"]))
