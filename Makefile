@@ -83,12 +83,15 @@ clean: ## Remove what setup and the tests made; the Debian packages stay.
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What Debian has to bring: a Python that can make virtual environments, and the tools of a replica's house.
+# What Debian has to bring: a Python that can make virtual environments, the tools of a replica's house, and
+# ps and capsh for the tests.
 $(TOOLS)/bin/python:
 	@missing=(); \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv); \
 	{ command -v unshare && command -v nsenter; } >/dev/null || missing+=(util-linux); \
 	{ command -v mount && command -v umount; } >/dev/null || missing+=(mount); \
+	command -v ps >/dev/null || missing+=(procps); \
+	command -v capsh >/dev/null || missing+=(libcap2-bin); \
 	[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates); \
 	if (( $${#missing[@]} )); then \
 	  apt-get -q update; \
