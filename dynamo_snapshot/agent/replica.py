@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING", FAILED})
+_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING", READY, FAILED})
 _LOG_TAIL_BYTES = 2000
 
 
@@ -31,8 +31,14 @@ def new_incarnation() -> str:
     return secrets.token_hex(8)
 
 
-def phase_of(way: Way, released: bool, state: WorkerState | None) -> ReplicaPhase:
-    """What the worker's own account means for the fleet. ``released``: it was let go on after ready-for-snapshot."""
+def phase_of(way: Way, ready: bool, released: bool, state: WorkerState | None) -> ReplicaPhase:
+    """What is known of a worker, as the fleet needs it.
+
+    Args:
+        ready: ``ready-for-snapshot`` is there; the worker's account says so a moment earlier.
+        released: it was let go on after that, or after its restore.
+        state: the worker's own account.
+    """
     name = state.state if state else None
     if name == REGISTERED:
         return ReplicaPhase.REGISTERED
@@ -42,7 +48,7 @@ def phase_of(way: Way, released: bool, state: WorkerState | None) -> ReplicaPhas
         return ReplicaPhase.RESUMING
     if way is Way.RESTORE:
         return ReplicaPhase.RESTORING
-    if name == READY:
+    if ready:
         return ReplicaPhase.READY_FOR_SNAPSHOT
     # A worker that has failed was in one of these, and is about to end.
     return ReplicaPhase.STARTING if name is None or name in _BEFORE_READY else ReplicaPhase.RESUMING
@@ -124,7 +130,7 @@ class Replica:
             self.state = self._account(self.house)
             if self.ready_at is None and self.house.control.is_ready_for_snapshot():
                 self.ready_at = self._clock()
-            phase = phase_of(self.record.way, self.released, self.state)
+            phase = phase_of(self.record.way, self.ready_at is not None, self.released, self.state)
             if self.capturing and phase is ReplicaPhase.READY_FOR_SNAPSHOT:
                 phase = ReplicaPhase.CAPTURING
         else:

@@ -21,12 +21,22 @@ from dynamo_snapshot.model import Order, OrderKind, Outcome, ReplicaPhase, Repli
 TOY = Path(__file__).parents[1] / "support" / "toy_worker.py"
 NODE = "here"
 POOL = "toy"
+# Not the environment this project is installed in: its content is part of the key, and may be edited meanwhile.
+PYTHON = getattr(sys, "_base_executable", sys.executable)
 
 
 def toy_spec(*, memory_mib: int = 4, flaw: str = "", **fields: object) -> WorkerSpec:
     """A pool of toy workers; ``flaw``: see the toy."""
     environment = {"TOY_MEMORY_MIB": str(memory_mib), "TOY_FLAW": flaw}
-    return WorkerSpec(command=(sys.executable, str(TOY)), environment=environment, **fields)  # type: ignore[arg-type]
+    return WorkerSpec(command=(PYTHON, str(TOY)), environment=environment, **fields)  # type: ignore[arg-type]
+
+
+def criu_that(folder: Path, criu: Path, action: str, does: str) -> str:
+    """A criu that runs shell text before ``action``, and is itself otherwise."""
+    script = folder / "criu-drill"
+    script.write_text(f'#!/bin/sh\nif [ "$1" = {action} ]; then\n{does}\nfi\nexec {criu} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 class AgentHost:

@@ -9,19 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_host import AgentHost, MakeHost, toy_spec
+from agent_host import AgentHost, MakeHost, criu_that, toy_spec
 
 from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase
 from dynamo_snapshot.snapshots.store import SnapshotStore
-
-
-def criu_that(folder: Path, criu: Path, action: str, does: str) -> str:
-    """A criu that runs shell text before ``action``, and is itself otherwise."""
-    script = folder / "criu-drill"
-    script.write_text(f'#!/bin/sh\nif [ "$1" = {action} ]; then\n{does}\nfi\nexec {criu} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
 
 
 async def capture_fails(host: AgentHost) -> Outcome:
@@ -131,7 +123,7 @@ async def test_criu_that_is_killed_in_the_middle_of_a_dump(make_host: MakeHost, 
 async def test_criu_that_cannot_restore(
     make_host: MakeHost, tmp_path: Path, criu: Path, does: str, reason: Reason
 ) -> None:
-    host = make_host(criu=criu_that(tmp_path, criu, "restore", does), deadlines={"restore_s": 0.4})
+    host = make_host(criu=criu_that(tmp_path, criu, "restore", does), deadlines={"restore_s": 2})
     host.start()
     outcome = await restore_fails(host, await host.captured())
     assert outcome.reason == reason

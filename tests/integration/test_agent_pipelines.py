@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from agent_host import MakeHost, replica_of, toy_spec
+from agent_host import MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
@@ -70,6 +71,20 @@ async def test_an_exit_is_reported_at_once_with_its_status(make_host: MakeHost, 
     gone = await host.replica("other", ReplicaPhase.EXITED)
     assert gone.exit is not None
     assert gone.exit.code == 0
+
+
+async def test_restores_at_once_are_capped(make_host: MakeHost, tmp_path: Path, criu: Path) -> None:
+    host = make_host(max_concurrent_restores=1, criu=criu_that(tmp_path, criu, "restore", "sleep 0.2"))
+    host.start()
+    snapshot = await host.captured()
+    orders = [await host.order(OrderKind.RESTORE, name, snapshot_id=snapshot) for name in ("one", "two")]
+    waited = []
+    for order in orders:
+        outcome = await host.outcome(order)
+        assert outcome.status is OrderStatus.DONE, outcome
+        waited.append(next(phase.seconds for phase in outcome.phases if phase.name == "queue"))
+    assert min(waited) < 0.1
+    assert max(waited) > 0.2
 
 
 async def test_a_worker_without_a_capture_order_goes_on_by_itself(make_host: MakeHost) -> None:

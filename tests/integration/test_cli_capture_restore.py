@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_host import TOY
+from agent_host import PYTHON, TOY
 
 from dynamo_snapshot.agent.house import MARK
 from dynamo_snapshot.agent.process import marked_processes
@@ -23,7 +23,7 @@ class Place:
         self.store, self.runtime_dir = folder / "store", folder / "run"
         self.options = ["--store", str(self.store), "--runtime-dir", str(self.runtime_dir), "--criu", str(criu)]
 
-    def capture(self, *options: str, command: tuple[str, ...] = (sys.executable, str(TOY))) -> list[str]:
+    def capture(self, *options: str, command: tuple[str, ...] = (PYTHON, str(TOY))) -> list[str]:
         return [*CLI, "capture", *self.options, *options, "--", *command]
 
     def restore(self, *arguments: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, MARK, MOUNT_POINT, HostHouses, House, remove_mount_point
-from dynamo_snapshot.agent.process import marked_processes, wait_pid
+from dynamo_snapshot.agent.process import children, inner_pid, marked_processes, wait_pid
 from dynamo_snapshot.agent.teardown import left_behind, teardown
 from dynamo_snapshot.agent.watch import wait_until
 from dynamo_snapshot.errors import SnapshotError
@@ -67,7 +67,8 @@ async def test_a_worker_is_found_by_its_hosts_number(houses: HostHouses) -> None
     inner = await house.holder.start(["/bin/sleep", "60"], {}, "/", LOG_INSIDE)
     pid = house.host_pid(inner)
     assert pid is not None
-    assert read(f"/proc/{pid}/comm") == "sleep\n"
+    assert inner_pid(pid) == inner
+    assert children(house.holder.pid) == [pid]
     assert house.host_pid(inner + 1) is None
     os.kill(pid, signal.SIGSEGV)
     assert (await house.holder.exited).code == -signal.SIGSEGV

@@ -83,27 +83,31 @@ def test_a_criu_that_does_not_run_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "released", "state", "phase"),
+    ("way", "ready", "released", "state", "phase"),
     [
-        (Way.COLD_START, False, None, ReplicaPhase.STARTING),
-        (Way.COLD_START, False, "BOOTING", ReplicaPhase.STARTING),
-        (Way.COLD_START, False, "ENGINE_READY", ReplicaPhase.STARTING),
-        (Way.COLD_START, False, "FAILED", ReplicaPhase.STARTING),
-        (Way.COLD_START, False, "SELF_TESTING", ReplicaPhase.RESUMING),
-        (Way.COLD_START, False, "READY_FOR_SNAPSHOT", ReplicaPhase.READY_FOR_SNAPSHOT),
-        (Way.COLD_START, True, "READY_FOR_SNAPSHOT", ReplicaPhase.RESUMING),
-        (Way.COLD_START, True, "REGISTERED", ReplicaPhase.REGISTERED),
-        (Way.RESTORE, False, None, ReplicaPhase.RESTORING),
-        (Way.RESTORE, True, None, ReplicaPhase.RESUMING),
-        (Way.RESTORE, True, "IDENTITY_APPLIED", ReplicaPhase.RESUMING),
-        (Way.RESTORE, True, "REGISTERED", ReplicaPhase.REGISTERED),
-        (Way.RESTORE, True, "DRAINING", ReplicaPhase.DRAINING),
-        (Way.RESTORE, True, "STOPPED", ReplicaPhase.DRAINING),
+        (Way.COLD_START, False, False, None, ReplicaPhase.STARTING),
+        (Way.COLD_START, False, False, "BOOTING", ReplicaPhase.STARTING),
+        (Way.COLD_START, False, False, "ENGINE_READY", ReplicaPhase.STARTING),
+        (Way.COLD_START, False, False, "READY_FOR_SNAPSHOT", ReplicaPhase.STARTING),
+        (Way.COLD_START, False, False, "FAILED", ReplicaPhase.STARTING),
+        (Way.COLD_START, False, False, "SELF_TESTING", ReplicaPhase.RESUMING),
+        (Way.COLD_START, True, False, "READY_FOR_SNAPSHOT", ReplicaPhase.READY_FOR_SNAPSHOT),
+        (Way.COLD_START, True, False, None, ReplicaPhase.READY_FOR_SNAPSHOT),
+        (Way.COLD_START, True, True, "READY_FOR_SNAPSHOT", ReplicaPhase.RESUMING),
+        (Way.COLD_START, True, True, "REGISTERED", ReplicaPhase.REGISTERED),
+        (Way.RESTORE, False, False, None, ReplicaPhase.RESTORING),
+        (Way.RESTORE, False, True, None, ReplicaPhase.RESUMING),
+        (Way.RESTORE, False, True, "IDENTITY_APPLIED", ReplicaPhase.RESUMING),
+        (Way.RESTORE, False, True, "REGISTERED", ReplicaPhase.REGISTERED),
+        (Way.RESTORE, False, True, "DRAINING", ReplicaPhase.DRAINING),
+        (Way.RESTORE, False, True, "STOPPED", ReplicaPhase.DRAINING),
     ],
 )
-def test_what_a_workers_account_means(way: Way, released: bool, state: str | None, phase: ReplicaPhase) -> None:
+def test_what_a_workers_account_means(
+    way: Way, ready: bool, released: bool, state: str | None, phase: ReplicaPhase
+) -> None:
     account = WorkerState(state=state, since=0.0) if state else None
-    assert phase_of(way, released, account) is phase
+    assert phase_of(way, ready, released, account) is phase
 
 
 def test_the_last_line_of_a_log_that_says_anything(tmp_path: Path) -> None:
