@@ -141,6 +141,7 @@ class HostHouses:
             client = await HolderClient.connect(path)
         except OSError as error:
             text = errors.read_text(errors="replace").strip() or str(error)
+            await self.remove(replica_id)
             if "Operation not permitted" in text or "Permission denied" in text:
                 raise _not_privileged(text.splitlines()[0]) from error
             raise SnapshotError(Reason.HOLDER_FAILED, f"the house of {replica_id} could not be made: {text}") from error
