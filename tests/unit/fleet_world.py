@@ -139,6 +139,7 @@ class SimulatedNode:
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
+        self.host = f"host-{name}"
         self.world = world
         self.up = True
         self.fence = 0
@@ -280,7 +281,7 @@ class SimulatedNode:
             operation.due = now + 0.1
         elif replica.phase is ReplicaPhase.RESUMING and luck.registers and self.world.etcd_up:
             self._set_phase(replica, ReplicaPhase.REGISTERED)
-            self.world.register(replica)
+            self.world.register(replica, self.host)
             self._end(order, operation.started, OrderStatus.DONE)
 
     def _capture(self, operation: Operation, replica: Running) -> None:
@@ -362,7 +363,7 @@ class SimulatedNode:
             sequence=self.sequence,
             fence=self.fence,
             at=self.world.now,
-            host="127.0.0.1",
+            host=self.host,
             compatibility_keys=dict(self.world.keys),
             replicas=tuple(
                 ReplicaReport(
@@ -468,14 +469,14 @@ class World:
     def set_etcd(self, up: bool) -> None:
         self.etcd_up = up
 
-    def register(self, replica: Running) -> None:
+    def register(self, replica: Running, host: str) -> None:
         replica.instance_id = self.next_instance
         self.registry[self.next_instance] = Instance(
             instance_id=self.next_instance,
             namespace="dynamo",
             component="backend",
             endpoint="generate",
-            host="127.0.0.1",
+            host=host,
             port=replica.port,
         )
         self.next_instance += 1

@@ -737,7 +737,7 @@ def instance_of(instance_id: int, port: int) -> Instance:
         namespace="dynamo",
         component="backend",
         endpoint="generate",
-        host="127.0.0.1",
+        host="host-one",
         port=port,
     )
 
@@ -840,3 +840,15 @@ def test_who_was_ready_before_its_cancellation_is_drained() -> None:
     orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
     assert [(order.kind, order.replica_id) for order in orders] == [(OrderKind.DRAIN, start.replica_id)]
     assert state.replicas[start.replica_id].state is ReplicaState.DRAINING
+
+
+def test_an_address_that_two_nodes_tell_is_nobody_s() -> None:
+    world = settled(1)
+    twin = replace(world.reports["one"], node="two")
+    seen = replace(twin.replicas[0], replica_id="decode-8-8")
+    state, _ = step(initial(world.rules), Started(fence=9), world.now)
+    for report in (world.reports["one"], replace(twin, replicas=(seen,))):
+        state, _ = step(state, NodeReported(reported=report), world.now)
+    state, _ = step(state, DiscoverySeen(instances=tuple(world.registry.values())), world.now)
+    assert state.bindings == {}
+    assert not any(replica.state is ReplicaState.SERVING for replica in state.replicas.values())

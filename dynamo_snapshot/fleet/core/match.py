@@ -88,6 +88,8 @@ def _bind(draft: Draft) -> None:
             live = [seen for seen in live if seen.phase is ReplicaPhase.REGISTERED]
             if not live:
                 continue
+        if len(live) > 1:
+            continue  # two nodes tell the same address: better nobody's than the wrong one's
         owner = (live or claims)[-1:]
         if owner:
             bindings[instance.instance_id] = owner[0].replica_id
