@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.weights import handover
-from worker_hooks.weights.memory import DeviceMemory, rounded
+from worker_hooks.weights.memory import DeviceMemory, Handle, rounded
 from worker_hooks.weights.pump import Pump, SegmentFile, Transfer
 from worker_hooks.weights.segment import Segment, SegmentStore
 
@@ -52,6 +53,10 @@ class Arena:
         self._memory.give_back(self.address, self.size)
 
 
+Owner = Callable[[Segment, Handle], None]
+"""What is done with the handle of a segment's memory once that is mapped."""
+
+
 def map_new(memory: DeviceMemory, address: int, size: int) -> None:
     """Puts new memory at reserved addresses."""
     handle = memory.create(size)
@@ -83,25 +88,29 @@ def attach(
     loader: Path | None,
     make_pump: Callable[[], Pump],
     timeout_s: float = HANDOVER_TIMEOUT_S,
+    owner: Owner | None = None,
 ) -> Attached:
     """Brings detached segments back to their addresses: from a loader, or, failing that, from the store.
 
     Args:
         loader: the socket of :mod:`worker_hooks.weights.handover`; None: there is no loader.
         make_pump: called only when the worker has to load something itself.
+        owner: keeps the handles; by default they are released, and the memory lives as long as it is mapped.
 
     Raises:
         HookError: ``weights_corrupt``, ``weights_load_failed`` or ``gpu_out_of_memory``; the worker cannot serve.
     """
+    keep_handle = owner or (lambda segment, handle: memory.release(handle))
     taken = 0
     why = ""
     if loader is not None:
         try:
             for segment, descriptor in handover.receive(loader, segments, timeout_s):
                 try:
-                    _map_taken(memory, segment, descriptor)
+                    handle = memory.take(descriptor)
                 finally:
                     os.close(descriptor)
+                _map(memory, segment, handle, keep_handle)
                 taken += 1
         except HookError as failure:
             if failure.reason is HookReason.WEIGHTS_CORRUPT:
@@ -109,30 +118,34 @@ def attach(
             why = f"{failure.reason}: {failure.message}"
             logger.warning("the loader handed over %d of %d segments: %s", taken, len(segments), failure.message)
     if taken < len(segments):
-        _load(memory, segments[taken:], store, make_pump)
+        _load(memory, segments[taken:], store, make_pump, keep_handle)
     return Attached(by_loader=taken, why=why)
 
 
-def _map_taken(memory: DeviceMemory, segment: Segment, descriptor: int) -> None:
-    handle = memory.take(descriptor)
+def _map(memory: DeviceMemory, segment: Segment, handle: Handle, owner: Owner) -> None:
     try:
         memory.map(segment.address, segment.size, handle)
-    finally:
+    except HookError:
         memory.release(handle)
+        raise
+    owner(segment, handle)
 
 
 def _load(
-    memory: DeviceMemory, segments: Sequence[Segment], store: SegmentStore, make_pump: Callable[[], Pump]
+    memory: DeviceMemory,
+    segments: Sequence[Segment],
+    store: SegmentStore,
+    make_pump: Callable[[], Pump],
+    owner: Owner,
 ) -> None:
     for segment in segments:
         store.check(segment)
     for segment in segments:
-        map_new(memory, segment.address, segment.size)
-    files = [SegmentFile(store.path(segment.digest), segment.size) for segment in segments]
-    pump = make_pump()
-    try:
-        pump.load([Transfer(file, segment.address) for file, segment in zip(files, segments, strict=True)])
-    finally:
-        pump.close()
+        _map(memory, segment, memory.create(segment.size), owner)
+    with ExitStack() as opened:
+        files = [SegmentFile(store.path(segment.digest), segment.size) for segment in segments]
         for file in files:
-            file.close()
+            opened.callback(file.close)
+        pump = make_pump()
+        opened.callback(pump.close)
+        pump.load([Transfer(file, segment.address) for file, segment in zip(files, segments, strict=True)])
