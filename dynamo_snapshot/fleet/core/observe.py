@@ -1,4 +1,4 @@
-"""Takes events into the state: what was decided, reported, discovered and left by a predecessor."""
+"""Takes a node's report into the state: how orders ended, how each replica is, who is gone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.failures import captured, fail
 from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
-from dynamo_snapshot.fleet.core.messages import CompleteDecision, Resign, Started
-from dynamo_snapshot.fleet.core.state import Node, PoolState, Replica
+from dynamo_snapshot.fleet.core.messages import Resign
+from dynamo_snapshot.fleet.core.state import Node, Replica
+from dynamo_snapshot.fleet.core.takeover import WAYS, claim_orders
 from dynamo_snapshot.model import (
-    Decision,
     Order,
     OrderKind,
     OrderStatus,
@@ -20,11 +20,8 @@ from dynamo_snapshot.model import (
     ReplicaReport,
     ReplicaState,
     Reported,
-    Way,
 )
 
-WAYS = {OrderKind.COLD_START: Way.COLD_START, OrderKind.RESTORE: Way.RESTORE}
-STOPS = frozenset({OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL})
 PROGRESS = {
     ReplicaPhase.STARTING: Happening.BOOTS,
     ReplicaPhase.READY_FOR_SNAPSHOT: Happening.BOOTS,
@@ -36,95 +33,8 @@ PROGRESS = {
 AT_CAPTURE = frozenset({ReplicaPhase.READY_FOR_SNAPSHOT, ReplicaPhase.CAPTURING})
 
 
-# A predecessor's legacy
-
-
-def started(draft: Draft, event: Started) -> None:
-    """Takes over: open orders keep their ids and get the new fence; nobody carries one out twice."""
-    memory = event.memory
-    draft.set(fence=event.fence, memory=memory, decision=memory.decision, started_at=draft.now)
-    for name, rules in draft.rules.pools.items():
-        remembered = memory.targets.get(name)
-        target = rules.min_replicas if remembered is None else remembered
-        target = max(rules.min_replicas, min(rules.max_replicas, target))
-        draft.pools[name] = PoolState(target=target, decided=remembered is not None)
-    for wanted in event.wanted:
-        orders = tuple(replace(order, fence=event.fence) for order in wanted.orders)
-        draft.nodes[wanted.node] = Node(name=wanted.node, first_seen=draft.now, orders=orders)
-        draft.announce.add(wanted.node)
-        for order in orders:
-            if order.kind in WAYS and order.pool in draft.rules.pools:
-                _take_over(draft, wanted.node, order)
-            elif order.kind in WAYS:  # its pool is gone from the configuration
-                draft.withdraw(wanted.node, order.id)
-        for replica in list(draft.replicas.values()):
-            _claim_orders(draft, replica.id)
-
-
-def _take_over(draft: Draft, node: str, order: Order) -> None:
-    draft.replicas[order.replica_id] = Replica(
-        id=order.replica_id,
-        pool=order.pool,
-        node=node,
-        way=WAYS[order.kind],
-        state=ReplicaState.ORDERED,
-        since=order.issued_at,
-        deadline=order.deadline + draft.rules.outcome_grace_s,
-        ordered_at=order.issued_at,
-        snapshot_id=order.snapshot_id,
-        captures=order.capture,
-        start_order=order.id,
-    )
-
-
-def _claim_orders(draft: Draft, replica_id: str) -> None:
-    """Gives a replica back what open orders say of it."""
-    replica = draft.replicas[replica_id]
-    for order in draft.nodes[replica.node].orders:
-        if order.replica_id != replica_id:
-            continue
-        if order.kind is OrderKind.CAPTURE:
-            draft.set_replica(replica_id, capture_order=order.id)
-        elif order.kind in STOPS:
-            deadline = order.deadline + draft.rules.outcome_grace_s
-            happening = Happening.BROKE if order.kind is OrderKind.KILL else Happening.WITHDRAWN
-            if draft.may(replica_id, happening):
-                draft.move(replica_id, happening)
-            tried = (*draft.replicas[replica_id].stops_tried, order.kind)
-            draft.set_replica(replica_id, stop_order=order.id, stops_tried=tried, deadline=deadline)
-
-
-# The planner
-
-
-def decided(draft: Draft, decision: Decision) -> None:
-    """Takes up a decision; a repeated one changes nothing but is acknowledged again."""
-    draft.commands.append(CompleteDecision(decision=decision))
-    last = draft.state.decision
-    if last is not None and last[0] == decision.revision and decision.id <= last[1]:
-        draft.set(decision_seen=True)
-        return
-    draft.set(decision=(decision.revision, decision.id), decision_seen=True)
-    numbers = {"prefill": decision.prefill, "decode": decision.decode}
-    for name, rules in draft.rules.pools.items():
-        number = numbers.get(rules.role)
-        if number is None or number < 0:
-            continue  # unknown is not zero: the target stands
-        target = max(rules.min_replicas, min(rules.max_replicas, number))
-        pool = draft.pools[name]
-        if target != pool.target or not pool.decided:
-            reason = f"planner's decision {decision.id}"
-            if target != number:
-                reason += f" asks for {number}; the pool takes {rules.min_replicas} to {rules.max_replicas}"
-            draft.record(name, f"target {pool.target} -> {target}", reason)
-        draft.set_pool(name, target=target, decided=True)
-
-
-# A node
-
-
 def reported(draft: Draft, report: Reported) -> None:
-    """Takes a node's report in: first how orders ended, then how each replica is."""
+    """Takes a node's report in: how each replica is, how orders ended, who is gone."""
     if report.fence > draft.state.fence:
         draft.set(resigned=True)
         draft.commands.append(Resign(fence=report.fence))
@@ -188,7 +98,7 @@ def _adopt(draft: Draft, node: str, seen: ReplicaReport) -> None:
         deadline=draft.now + allowance if rules else None,
         snapshot_id=seen.snapshot_id,
     )
-    _claim_orders(draft, seen.replica_id)
+    claim_orders(draft, seen.replica_id)
     if rules is not None:
         pool = draft.pools[seen.pool]
         alive = len(draft.alive(seen.pool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamo_snapshot.fleet.core.decide import decided
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.expire import expire
 from dynamo_snapshot.fleet.core.failures import end_pauses
@@ -16,9 +17,10 @@ from dynamo_snapshot.fleet.core.messages import (
     Started,
     Ticked,
 )
-from dynamo_snapshot.fleet.core.observe import decided, reported, started
+from dynamo_snapshot.fleet.core.observe import reported
 from dynamo_snapshot.fleet.core.plan import plan
 from dynamo_snapshot.fleet.core.state import State
+from dynamo_snapshot.fleet.core.takeover import started
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:

@@ -1,0 +1,30 @@
+"""Takes up what the planner decides."""
+
+from __future__ import annotations
+
+from dynamo_snapshot.fleet.core.draft import Draft
+from dynamo_snapshot.fleet.core.messages import CompleteDecision
+from dynamo_snapshot.model import Decision
+
+
+def decided(draft: Draft, decision: Decision) -> None:
+    """Takes up a decision; a repeated one changes nothing but is acknowledged again."""
+    draft.commands.append(CompleteDecision(decision=decision))
+    last = draft.state.decision
+    if last is not None and last[0] == decision.revision and decision.id <= last[1]:
+        draft.set(decision_seen=True)
+        return
+    draft.set(decision=(decision.revision, decision.id), decision_seen=True)
+    numbers = {"prefill": decision.prefill, "decode": decision.decode}
+    for name, rules in draft.rules.pools.items():
+        number = numbers.get(rules.role)
+        if number is None or number < 0:
+            continue  # unknown is not zero: the target stands
+        target = max(rules.min_replicas, min(rules.max_replicas, number))
+        pool = draft.pools[name]
+        if target != pool.target or not pool.decided:
+            reason = f"planner's decision {decision.id}"
+            if target != number:
+                reason += f" asks for {number}; the pool takes {rules.min_replicas} to {rules.max_replicas}"
+            draft.record(name, f"target {pool.target} -> {target}", reason)
+        draft.set_pool(name, target=target, decided=True)
