@@ -134,6 +134,8 @@ class Holder:
                     return 0
         code, at = self._exit
         self._record_exit(code, at)
+        # Whoever comes from now on is refused, and finds the record.
+        self._listener.close()
         for descriptor in list(self._clients):
             self._send(descriptor, {"event": "exit", "pid": self._worker, "code": code, "at": at})
         return code if code >= 0 else 128 - code

@@ -44,17 +44,16 @@ async def recover(node: Node, orders: Orders) -> None:
 
 async def _take_over(node: Node, record: ReplicaRecord) -> None:
     house = await node.houses.find(record.replica_id)
-    if house is None:
-        if record.served:
-            exited = node.add(record)
-            exited.settle(node.houses.exit_of(record.replica_id))
-            log.info("a replica ended while no agent ran", replica=record.replica_id)
-            return
-    else:
+    if house is not None:
         await node.houses.quiet(house, node.settings.deadlines.dump_s)
         if await _adopt(node, record, house):
             return
         await house.holder.close()
+    if record.served:  # it is not forgotten before the fleet has heard of its end
+        exited = node.add(record)
+        exited.settle(node.houses.exit_of(record.replica_id))
+        log.info("a replica ended while no agent ran", replica=record.replica_id)
+        return
     log.warning("ending a replica that never served", replica=record.replica_id, way=record.way)
     await node.houses.remove(record.replica_id)
     node.journal.append(ReplicaGone(replica_id=record.replica_id))

@@ -155,6 +155,7 @@ def test_without_privilege_there_is_one_clear_sentence(tmp_path: Path) -> None:
     assert "not_privileged" in ran.stderr, ran.stderr
     assert "Run the agent as root" in ran.stderr
     assert HostHouses(tmp_path).existing() == []
+    assert asyncio.run(teardown(tmp_path)) == []
 
 
 @pytest.mark.parametrize("flaw", ["io_uring", "tcp"])
