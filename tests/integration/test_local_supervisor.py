@@ -54,7 +54,7 @@ async def test_servers_start_answer_and_leave_nothing(tmp_path: Path) -> None:
 async def test_a_watch_from_the_beginning_misses_nothing(tmp_path: Path, etcd_url: str) -> None:
     client = Etcd(etcd_url)
     prefix = f"watched-{time.time_ns()}/"
-    await client._call("kv/put", {"key": _base64(prefix + "a"), "value": _base64("1")})
+    await client.put_all({prefix + "a": "1"})
     await client.delete(prefix + "a")
     seen: list[tuple[str, bool]] = []
     async with asyncio.timeout(10):
@@ -136,9 +136,3 @@ def test_services_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     while alive(sleeper):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def _base64(text: str) -> str:
-    import base64
-
-    return base64.b64encode(text.encode()).decode()
