@@ -70,7 +70,10 @@ def require_model(fleet: Fleet) -> None:
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is not a folder"
         raise SnapshotError(
-            Reason.CONFIGURATION_INVALID, f"model.path: {path} {what}", "Name a folder with the model's files."
+            Reason.CONFIGURATION_INVALID,
+            f"model.path: {path} {what}",
+            "Name a folder with the model's files; for Dynamo's mocker "
+            f"`python -m dynamo_snapshot.local.tiny_model {path}` writes one.",
         )
 
 

@@ -94,3 +94,9 @@ def _merges() -> list[tuple[str, str]]:
 
 def _write(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(write_tiny_model(Path(sys.argv[1])))
