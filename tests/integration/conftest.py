@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,33 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _answers(port: int, health: str) -> bool:
+    try:
+        if health:
+            with closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
+                connection.request("GET", health)
+                return connection.getresponse().status == 200
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except (OSError, HTTPException):
+        return False
+
+
+# etcd accepts before it has noted that it is its cluster's only member; one that is ended before then
+# never elects a leader again.
+ETCD_HEALTH = "/health"
+
+
 @contextmanager
-def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs ``command`` until the block ends, entered once ``port`` on loopback accepts."""
+def running(command: list[str], port: int, log: Path, health: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Runs ``command`` until the block ends, entered once ``port`` on loopback accepts and ``health`` answers 200."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + 30
         while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
+            if _answers(port, health):
+                break
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"{command[0]} did not come up:\n{log.read_text()[-2000:]}")
             time.sleep(0.02)
@@ -78,7 +95,9 @@ def start_etcd(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Po
             count += 1
             port = _free_port()
             command = etcd_command(tmp_path / f"etcd-{count}", port, _free_port())
-            return f"http://127.0.0.1:{port}", stack.enter_context(running(command, port, tmp_path / "etcd.log"))
+            return f"http://127.0.0.1:{port}", stack.enter_context(
+                running(command, port, tmp_path / "etcd.log", ETCD_HEALTH)
+            )
 
         yield start
 
@@ -95,7 +114,7 @@ class EtcdServer:
 
     def start(self) -> None:
         self._running = ExitStack()
-        self._running.enter_context(running(self._command, self._port, self._log))
+        self._running.enter_context(running(self._command, self._port, self._log, ETCD_HEALTH))
 
     def stop(self) -> None:
         if self._running is not None:
@@ -117,7 +136,7 @@ def etcd_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A shared etcd: tests keep to namespaces of their own."""
     folder = tmp_path_factory.mktemp("etcd")
     port = _free_port()
-    with running(etcd_command(folder / "data", port, _free_port()), port, folder / "etcd.log"):
+    with running(etcd_command(folder / "data", port, _free_port()), port, folder / "etcd.log", ETCD_HEALTH):
         yield f"http://127.0.0.1:{port}"
 
 
