@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from dynamo_snapshot.agent.loader_wire import (
     Status,
 )
 from dynamo_snapshot.agent.resident import Resident
+from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks.weights.handover import SOCKET
 from worker_hooks.weights.segment import Segment, SegmentStore
@@ -90,6 +92,48 @@ class WeightLoader:
     async def close(self) -> None:
         """Ends the loader; loads that nobody has taken are given up."""
         await self._resident.close()
+
+
+class ReplicaLoad:
+    """One replica's weights on their way: begun before CRIU, looked at after the restore, given up if that fails.
+
+    A loader that dies or cannot read costs time and not the restore: the worker then loads by itself.
+    ``lost`` says why. No room and corrupt weights are raised, since the worker could not do better.
+    """
+
+    def __init__(
+        self, loader: WeightLoader, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore
+    ) -> None:
+        self.lost = ""
+        self._loader, self._name, self._house = loader, name, house
+        self._segments, self._store = segments, store
+
+    async def begin(self) -> None:
+        """Returns once memory is made; ``house`` must exist. See :meth:`WeightLoader.load`."""
+        try:
+            await self._loader.load(self._name, self._house, self._segments, self._store)
+        except SnapshotError as error:
+            self._lose(error)
+
+    async def finished(self) -> Loaded | None:
+        """Returns what was loaded, once all of it is; None: the worker has to load by itself."""
+        if self.lost:
+            return None
+        try:
+            return await self._loader.finished(self._name)
+        except SnapshotError as error:
+            self._lose(error)
+            return None
+
+    async def give_up(self) -> None:
+        """Leaves nothing of it."""
+        with contextlib.suppress(SnapshotError):  # a loader that has died holds nothing any more
+            await self._loader.cancel(self._name)
+
+    def _lose(self, error: SnapshotError) -> None:
+        if error.reason not in (Reason.LOADER_DIED, Reason.WEIGHTS_LOAD_FAILED):
+            raise error
+        self.lost = str(error)
 
 
 def _bytes_of(segments: Sequence[Segment], store: SegmentStore) -> tuple[SegmentBytes, ...]:

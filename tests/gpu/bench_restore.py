@@ -175,7 +175,9 @@ def limit(row: dict[str, Any], host_to_device: float) -> float | None:
     if not row["restores"]:
         return None
     driver_s = statistics.median(restore["seconds"]["cuda"] for restore in row["restores"])
-    return max(row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s, row["weight_bytes"] / host_to_device)
+    image_s: float = row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s
+    weights_s: float = row["weight_bytes"] / host_to_device
+    return max(image_s, weights_s)
 
 
 def summary(row: dict[str, Any]) -> str:

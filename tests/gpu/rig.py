@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,10 @@ from pathlib import Path
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.cuda_client import CudaHelper
 from dynamo_snapshot.agent.cuda_devices import CudaRecord, device_map, record_devices
+from dynamo_snapshot.agent.cuda_driver import DeviceMap
 from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, process_tree, thaw
 from dynamo_snapshot.agent.house import CONTROL_INSIDE, LOG_INSIDE, HostHouses, House
-from dynamo_snapshot.agent.loader import WeightLoader
+from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.loader_process import Settings
 from dynamo_snapshot.agent.zero_pages import ZeroPages, drop_zero_pages
 from worker_hooks import control, holder
@@ -40,7 +41,6 @@ class Captured:
     segments: list[Segment]
     seconds: dict[str, float]
     zero_pages: ZeroPages | None
-    expected: str
 
     @property
     def image_bytes(self) -> int:
@@ -54,6 +54,8 @@ class Restored:
     house: House
     seconds: dict[str, float]
     evidence: dict[str, str]
+    load_lost: str
+    """Why the loader's work was lost, if it was."""
 
 
 @dataclass
@@ -69,10 +71,9 @@ class Rig:
     gpu: str
     names: list[str] = field(default_factory=list)
 
-    async def cold_start(self, name: str, *engine: str) -> House:
-        """Starts the torch engine in a house of its own; returns once it is ready-for-snapshot."""
-        house = await self.houses.make(name, None)
-        self.names.append(name)
+    async def start(self, name: str, *command: str) -> House:
+        """Starts ``command`` as the worker of a house of its own."""
+        house = await self.make(name)
         environment = {
             **os.environ,
             control.STATE_DIR_ENV: CONTROL_INSIDE,
@@ -82,9 +83,13 @@ class Rig:
             "CUDA_VISIBLE_DEVICES": self.gpu,
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, str(ENGINE), "--house", holder.HOUSE, *engine]
-        await house.holder.start(command, environment, "/", LOG_INSIDE)
-        await self.until(house, lambda: house.control.is_ready_for_snapshot(), 180)
+        await house.holder.start([sys.executable, *command], environment, "/", LOG_INSIDE)
+        return house
+
+    async def cold_start(self, name: str, *engine: str) -> House:
+        """Starts the torch engine; returns once it is ready-for-snapshot."""
+        house = await self.start(name, str(ENGINE), "--house", holder.HOUSE, *engine)
+        await self.until(house, house.control.is_ready_for_snapshot, 180)
         return house
 
     async def capture(self, house: House, images: Path, *, drop_zeros: bool) -> Captured:
@@ -116,7 +121,6 @@ class Rig:
         listed = house.control.path / SEGMENTS_FILE
         segments = decode_segments(listed.read_bytes()) if listed.exists() else []
         needed += sum(segment.size for segment in segments)
-        state = house.control.state()
         return Captured(
             images=images,
             inner_pid=inner,
@@ -124,7 +128,6 @@ class Rig:
             segments=segments,
             seconds=watch.laps,
             zero_pages=zero_pages,
-            expected=(state.evidence if state else {}).get("expected", ""),
         )
 
     async def restore(self, name: str, captured: Captured, *, prefetch: bool, timeout_s: float = 120) -> Restored:
@@ -132,18 +135,36 @@ class Rig:
         watch = Stopwatch()
         devices = device_map(captured.record, await self.driver.inventory(), [self.gpu])
         watch.lap("admit")
-        self.names.append(name)
+        load = ReplicaLoad(self.loader, name, self.houses.path(name), captured.segments, self.store)
         loading = prefetch and bool(captured.segments)
         if loading:
             # Before the house is complete: the loader needs only its folder, and works beside all that follows.
             os.makedirs(self.houses.path(name))
-            begun = asyncio.create_task(self.loader.load(name, self.houses.path(name), captured.segments, self.store))
-        house = await self.houses.make(name, None)
+            begun = asyncio.create_task(load.begin())
+        house = await self.make(name)
         watch.lap("house")
         if loading:
             await begun
             watch.lap("weights_begun")
-            loaded = asyncio.create_task(self._loaded(name, watch))
+        await self.bring_back(house, captured, devices, watch)
+        house.control.release(f"{name}-1", {})
+        await self.until(house, lambda: _state(house) == "REGISTERED", timeout_s)
+        watch.lap("worker")
+        watch.laps["total"] = sum(watch.laps.values())
+        loaded = await load.finished() if loading else None
+        if loaded is not None:
+            watch.laps["loader"] = loaded.seconds
+            watch.laps["loader_cached_share"] = loaded.cached_bytes / loaded.bytes
+        state = house.control.state()
+        assert state is not None
+        return Restored(house, watch.laps, state.evidence, load.lost)
+
+    async def make(self, name: str) -> House:
+        self.names.append(name)
+        return await self.houses.make(name, None)
+
+    async def bring_back(self, house: House, captured: Captured, devices: DeviceMap, watch: Stopwatch) -> None:
+        """CRIU, then the driver."""
         await house.holder.expect(captured.inner_pid)
         await self.criu.restore(house, captured.images, LOG_INSIDE)
         watch.lap("criu")
@@ -152,24 +173,15 @@ class Rig:
         pids = list(await cuda_processes(self.driver, process_tree(pid)))
         await thaw(self.driver, pids, devices)
         watch.lap("cuda")
-        house.control.release(f"{name}-1", {})
-        await self.until(house, lambda: _state(house) == "REGISTERED", timeout_s)
-        watch.lap("worker")
-        if loading:
-            await loaded
-        state = house.control.state()
-        assert state is not None
-        watch.laps["total"] = sum(seconds for lap, seconds in watch.laps.items() if not lap.startswith("loader"))
-        return Restored(house, watch.laps, state.evidence)
 
     async def remove(self, *names: str) -> None:
         for name in names or tuple(self.names):
             await self.houses.remove(name)
 
-    async def until(self, house: House, condition: object, timeout_s: float) -> None:
+    async def until(self, house: House, condition: Callable[[], object], timeout_s: float) -> None:
         """Polls ``condition``; fails with the worker's log when it has ended or the time is up."""
         deadline = time.monotonic() + timeout_s
-        while not condition():  # type: ignore[operator]  # a plain callable
+        while not condition():
             state = _state(house)
             exited = house.holder.exited
             if state == "FAILED" or exited.done() or time.monotonic() > deadline:
@@ -177,11 +189,6 @@ class Rig:
                 detail = house.control.state()
                 raise AssertionError(f"the worker is {state}, exit {exited}, {detail}:\n{log}")
             await asyncio.sleep(0.001)
-
-    async def _loaded(self, name: str, watch: Stopwatch) -> None:
-        loaded = await self.loader.finished(name)
-        watch.laps["loader"] = loaded.seconds
-        watch.laps["loader_cached_share"] = loaded.cached_bytes / loaded.bytes
 
 
 class Stopwatch:

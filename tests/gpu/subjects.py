@@ -11,12 +11,51 @@ from pathlib import Path
 SUBJECT = Path(__file__).with_name("subject.py")
 
 
-class Subject:
-    """A CUDA process of the test's own."""
+class Conversation:
+    """Questions to a ``subject.py`` that works in ``folder``, wherever it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._turn = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has said what it holds."""
+        return (self.folder / "0.answer").exists()
+
+    def first(self) -> dict[str, str]:
+        """What it said that it holds, at its start."""
+        tokens = self._answer()
+        del tokens["pid"]
+        return tokens
+
+    def ask(self, question: str) -> dict[str, str]:
+        self._turn += 1
+        staged = self.folder / f"{self._turn}.asking"
+        staged.write_text(question)
+        staged.rename(self.folder / f"{self._turn}.ask")
+        return self._answer()
+
+    def check(self) -> None:
+        """Fails if the subject has ended."""
+
+    def _answer(self) -> dict[str, str]:
+        path = self.folder / f"{self._turn}.answer"
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            self.check()
+            assert time.monotonic() < deadline, "the subject does not answer"
+            time.sleep(0.005)
+        found: dict[str, str] = json.loads(path.read_text())
+        return found
+
+
+class Subject(Conversation):
+    """A CUDA process of the test's own, on the host."""
 
     def __init__(self, folder: Path, mib: int) -> None:
+        super().__init__(folder)
         folder.mkdir()
-        self._folder, self._turn = folder, 0
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, SUBJECT, folder, str(mib)],
@@ -26,34 +65,10 @@ class Subject:
                 start_new_session=True,
             )
         self.pid = self.process.pid
-        self.tokens = self._answer()
-        del self.tokens["pid"]
+        self.tokens = self.first()
 
-    def ask(self, question: str) -> dict[str, str]:
-        self._turn += 1
-        staged = self._folder / f"{self._turn}.asking"
-        staged.write_text(question)
-        staged.rename(self._folder / f"{self._turn}.ask")
-        return self._answer()
-
-    def send(self, question: str) -> None:
-        """Asks without waiting."""
-        self._turn += 1
-        (self._folder / f"{self._turn}.asking").write_text(question)
-        (self._folder / f"{self._turn}.asking").rename(self._folder / f"{self._turn}.ask")
-
-    def answered(self) -> bool:
-        return (self._folder / f"{self._turn}.answer").exists()
-
-    def _answer(self) -> dict[str, str]:
-        path = self._folder / f"{self._turn}.answer"
-        deadline = time.monotonic() + 60
-        while not path.exists():
-            assert self.process.poll() is None, (self._folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "the subject does not answer"
-            time.sleep(0.005)
-        found: dict[str, str] = json.loads(path.read_text())
-        return found
+    def check(self) -> None:
+        assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
 
     def kill(self) -> None:
         self.process.kill()

@@ -8,8 +8,10 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from gpu.rig import Captured, Rig, rig
+from gpu.rig import Captured, Rig, Stopwatch, rig
+from gpu.subjects import SUBJECT, Conversation
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -73,11 +75,33 @@ async def test_a_killed_loader_costs_time_and_nothing_else(node: Rig) -> None:
     restoring = asyncio.create_task(node.restore("r1", snapshot, prefetch=True))
     await until((node.houses.path("r1") / "weights.sock").exists)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SnapshotError) as died:
-        await restoring
-    assert died.value.reason is Reason.LOADER_DIED
-    state = node.houses.path("r1") / "control" / "worker-state.json"
-    assert '"weights": "by_loader=0 loader_died' in state.read_text()
+    restored = await restoring
+    assert "loader_died" in restored.load_lost
+    assert restored.evidence["weights"].startswith("by_loader=0 loader_died")
+
+
+async def test_what_was_in_memory_in_a_file_and_on_the_gpu_comes_back(node: Rig, tmp_path: Path) -> None:
+    talk = Conversation(tmp_path / "subject")
+    talk.folder.mkdir()
+    house = await node.start("source", str(SUBJECT), str(talk.folder), "64")
+    await node.until(house, lambda: talk.begun, 60)
+    tokens = talk.first()
+    snapshot = await node.capture(house, node.folder / "images", drop_zeros=True)
+    await node.remove("source")
+    await node.bring_back(await node.make("r1"), snapshot, {}, Stopwatch())
+    assert await asyncio.to_thread(talk.ask, "tokens") == tokens
+
+
+async def test_a_gpu_without_room_is_refused_before_anything_is_made(node: Rig) -> None:
+    snapshot = await captured(node)
+    (device,) = snapshot.record.devices
+    larger = msgspec.structs.replace(device, needed_bytes=device.total_bytes)
+    snapshot.record = msgspec.structs.replace(snapshot.record, devices=(larger,))
+    with pytest.raises(SnapshotError) as refused:
+        await node.restore("r1", snapshot, prefetch=True)
+    assert refused.value.reason is Reason.GPU_OUT_OF_MEMORY
+    assert not node.houses.path("r1").exists()
+    assert (await node.loader.ready()).loads == ()
 
 
 async def test_a_truncated_segment_is_refused_before_criu(node: Rig) -> None:

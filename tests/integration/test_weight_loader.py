@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.weights import detached, digests
 
-from dynamo_snapshot.agent.loader import WeightLoader
+from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.loader_process import MemoryKind, Reading, Settings
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -241,3 +241,53 @@ async def test_pinned_memory_is_bounded_and_the_longest_unused_goes(
     assert (await loader.ready()).pinned_bytes == before + first.size
     await loader.prefetch([second], store, pin=True)
     assert (await loader.ready()).pinned_bytes == before + second.size
+
+
+async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
+    start: Start, memory: HostMemory, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    loader = start()
+    await loader.ready()
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGSTOP)
+    load = ReplicaLoad(loader, "r1", house, segments, store)
+    beginning = asyncio.create_task(load.begin())
+    await asyncio.sleep(0)
+    os.kill(loader.pid, signal.SIGKILL)
+    await beginning
+    assert "loader_died" in load.lost
+    assert await load.finished() is None
+
+    again = ReplicaLoad(loader, "r2", house, segments, store)
+    await again.begin()
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGKILL)
+    await again.finished()
+    await again.give_up()
+    assert (await take(memory, segments, store, house)).by_loader == 0
+    assert digests(memory, segments) == [segment.digest for segment in segments]
+
+
+async def test_what_the_worker_could_not_do_better_fails_the_restore(
+    start: Start, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    with pytest.raises(SnapshotError) as refused:
+        await ReplicaLoad(start(), "r1", house, segments * 3, store).begin()
+    assert refused.value.reason is Reason.GPU_OUT_OF_MEMORY
+    store.path(segments[0].digest).unlink()
+    with pytest.raises(SnapshotError) as corrupt:
+        await ReplicaLoad(start(), "r1", house, segments, store).begin()
+    assert corrupt.value.reason is Reason.WEIGHTS_CORRUPT
+
+
+async def test_a_load_given_up_leaves_nothing(
+    start: Start, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    loader = start()
+    before = await loader.ready()
+    load = ReplicaLoad(loader, "r1", house, segments, store)
+    await load.begin()
+    assert (await load.finished()) is not None
+    await load.give_up()
+    await load.give_up()
+    assert await loader.ready() == before
