@@ -101,7 +101,7 @@ class Resident:
             if self._writer is None:
                 ours, theirs = socket.socketpair()
                 with theirs, self._log.open("ab") as log:
-                    self._process = spawn(
+                    process = spawn(
                         [sys.executable, "-m", self._module, str(theirs.fileno()), *self._arguments],
                         environment=self._environment,
                         stdout=subprocess.DEVNULL,
@@ -109,8 +109,14 @@ class Resident:
                         keep=[theirs.fileno()],
                     )
                 ours.setblocking(False)
-                reader, self._writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE)
-                self._reading = asyncio.create_task(self._read(reader, self._process), name=self._name)
+                try:
+                    reader, writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE)
+                except BaseException:
+                    ours.close()
+                    await process.kill()
+                    raise
+                self._process, self._writer = process, writer
+                self._reading = asyncio.create_task(self._read(reader, process), name=self._name)
             return self._writer
 
     async def _read(self, reader: asyncio.StreamReader, process: Process) -> None:

@@ -12,7 +12,8 @@ import pytest
 from support.weights import detached, digests
 
 from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
-from dynamo_snapshot.agent.loader_process import MemoryKind, Reading, Settings
+from dynamo_snapshot.agent.loader_process import MemoryKind, Settings
+from dynamo_snapshot.agent.loader_run import Reading
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks.weights.arena import Attached, attach
@@ -264,6 +265,12 @@ async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
     os.kill(loader.pid, signal.SIGKILL)
     await again.finished()
     await again.give_up()
+    assert (house / SOCKET).exists(), "a killed loader leaves its socket"
+    third = ReplicaLoad(loader, "r2", house, segments, store)
+    await third.begin()
+    assert third.lost == ""
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGKILL)
     assert (await take(memory, segments, store, house)).by_loader == 0
     assert digests(memory, segments) == [segment.digest for segment in segments]
 

@@ -33,7 +33,8 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a socket that listens at ``path``."""
+    """Returns a socket that listens at ``path``, in the place of what a loader that died may have left there."""
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with _address(path) as address:
