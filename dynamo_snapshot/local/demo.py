@@ -21,6 +21,7 @@ from dynamo_snapshot.local.demo_result import Played, assemble
 from dynamo_snapshot.local.leftovers import Leftover
 from dynamo_snapshot.local.load_meter import LoadMeter
 from dynamo_snapshot.local.observe import read_view
+from dynamo_snapshot.local.planner_log import planner_changes
 from dynamo_snapshot.local.ports import free_port
 from dynamo_snapshot.local.processes import DECISION_LOG
 from dynamo_snapshot.local.recorder import Record, Recorder
@@ -76,8 +77,15 @@ class Demo:
                 await self._play(recorder)
             self._played.migrations = migrations(self.local.runtime_dir / "logs" / "frontend.log")
             self._played.migrations_by_metric = migration_total(await self._metrics())
+            self._played.planner = planner_changes(self.local.runtime_dir / DECISION_LOG)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.local.stop())
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         except BaseException:
             await asyncio.shield(self.local.stop())
+            for folder in (self.fleet.agent.store_dir, self.fleet.model.path):
+                shutil.rmtree(folder, ignore_errors=True)
             self._say(f"the logs are kept in {self.local.runtime_dir / 'logs'}")
             raise
         left = await self.local.stop()

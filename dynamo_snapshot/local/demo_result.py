@@ -31,6 +31,7 @@ class Played:
     left_serving: int | None = None
     migrations: tuple[Migration, ...] = ()
     migrations_by_metric: int = 0
+    planner: list[dict[str, Any]] = field(default_factory=list)
     load: LoadSummary | None = None
     load_planned: int = 0
 
@@ -72,6 +73,7 @@ def assemble(
         "orders": measures.order_rows(record),
         "replicas": measures.replica_rows(record),
         "decisions": measures.decision_rows(record),
+        "planner_decisions": played.planner,
         "counts": measures.count_rows(record),
         "load": meter.rows,
         "marks": played.marks,

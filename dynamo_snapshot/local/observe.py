@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import aiohttp
 import msgspec
 
-from dynamo_snapshot.local.processes import FLEET_STATUS
+from dynamo_snapshot.local.planner_log import latest_reason
+from dynamo_snapshot.local.processes import DECISION_LOG, FLEET_STATUS
 from dynamo_snapshot.local.service import ServiceStatus
 from dynamo_snapshot.model import FleetStatus, Reported, decode
 
@@ -35,6 +36,8 @@ class FleetView:
     reports: dict[str, Reported] = field(default_factory=dict)
     services: tuple[ServiceStatus, ...] = ()
     requests_per_s: float | None = None
+    planner: str | None = None
+    """The planner's newest decision with its reason."""
 
     @property
     def status_age_s(self) -> float | None:
@@ -57,6 +60,7 @@ def read_view(
         reports=reports,
         services=services,
         requests_per_s=requests_per_s,
+        planner=latest_reason(runtime_dir / DECISION_LOG),
     )
 
 

@@ -141,9 +141,12 @@ def _pools(view: FleetView) -> RenderableType:
             pool.pool, pool.role, str(pool.target), str(pool.serving), str(pool.pending), str(pool.draining),
             pool.snapshot_id or "none", Text(limit, "bold red"),
         )  # fmt: skip
-    if view.requests_per_s is None:
-        return table
-    return Group(table, Text(f"{view.requests_per_s:.1f} requests a second", "dim"))
+    parts: list[RenderableType] = [table]
+    if view.planner is not None:
+        parts.append(Text(f"planner: {view.planner}", "dim"))
+    if view.requests_per_s is not None:
+        parts.append(Text(f"{view.requests_per_s:.1f} requests a second", "dim"))
+    return Group(*parts)
 
 
 def _replicas(view: FleetView) -> RenderableType:

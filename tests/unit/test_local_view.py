@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from rich.console import Console
 
 from dynamo_snapshot.local.observe import FleetView, counter_total
+from dynamo_snapshot.local.planner_log import latest_reason, planner_changes
 from dynamo_snapshot.local.service import ServiceState, ServiceStatus, restart_delay
 from dynamo_snapshot.local.view import duration, render, state_changes
 from dynamo_snapshot.model import (
@@ -116,3 +120,15 @@ def test_restart_delay_doubles_up_to_its_cap_and_a_stable_life_is_forgiven() -> 
 def test_a_counter_is_summed_over_its_labels_and_not_over_others() -> None:
     text = 'requests_total{a="1"} 3\nrequests_total{a="2"} 4\nrequests_total_other 9\n# TYPE requests_total counter\n'
     assert counter_total(text, "requests_total") == 7
+
+
+def test_the_planners_reasons_are_read_from_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    entry = {"at": 1.0, "role": "decode", "action": "set", "replicas": 1, "running": 0, "queued": 0, "reason": "idle"}
+    busy = {**entry, "at": 3.0, "replicas": 3, "running": 9, "reason": "9 requests"}
+    lines = [json.dumps(row) for row in (entry, {**entry, "at": 2.0}, busy)]
+    log.write_text("\n".join(lines) + '\n{"at": 4.0, "ro')
+    assert [(row["at"], row["replicas"]) for row in planner_changes(log)] == [(1.0, 1), (3.0, 3)]
+    assert latest_reason(log) == "decode set 3: 9 requests"
+    assert latest_reason(tmp_path / "none") is None
+    assert "planner: decode set 3: 9 requests" in shown(FleetView(at=NOW, status=status(), planner=latest_reason(log)))

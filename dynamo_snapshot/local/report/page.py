@@ -84,9 +84,12 @@ def _check_row(check: dict[str, Any]) -> tuple[str, ...]:
 
 def _decision_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     began = result["began_at"]
-    return [
-        (f"{row['at'] - began:.1f} s", row["pool"], row["what"], row["reason"]) for row in result.get("decisions", [])
+    rows = [(row["at"], row["pool"], row["what"], row["reason"]) for row in result.get("decisions", [])]
+    rows += [
+        (row["at"], row["role"], f"planner: {row['action']} {row['replicas']}", row["reason"])
+        for row in result.get("planner_decisions", [])
     ]
+    return [(f"{at - began:.1f} s", *texts) for at, *texts in sorted(rows)]
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
