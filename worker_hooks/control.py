@@ -67,12 +67,15 @@ class Release:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """``worker-state.json``: the worker's lifecycle as the worker itself sees it, wall-clock seconds."""
+    """``worker-state.json``: the worker's lifecycle as the worker itself sees it, wall-clock seconds.
+
+    What has a default may be missing in the account of a worker that writes the file by itself.
+    """
 
     state: str
     since: float
-    incarnation: str | None
-    pid: int
+    incarnation: str | None = None
+    pid: int | None = None
     """In the worker's own pid namespace."""
     reason: str | None = None
     message: str = ""

@@ -10,11 +10,11 @@ import asyncio
 
 import structlog
 
-from dynamo_snapshot.agent.control import REGISTERED
 from dynamo_snapshot.agent.house import LOG_INSIDE
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.model import Order, Way, WorkerSpec
+from worker_hooks.lifecycle import State
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class ColdStart:
 
 
 def is_registered(replica: Replica) -> bool:
-    return replica.state is not None and replica.state.state == REGISTERED
+    return replica.state is not None and replica.state.state == State.REGISTERED
 
 
 async def registered(node: Node, replica: Replica) -> None:

@@ -10,25 +10,7 @@ import msgspec
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks import control
-
-READY = "READY_FOR_SNAPSHOT"
-REGISTERED = "REGISTERED"
-DRAINING = "DRAINING"
-FAILED = "FAILED"
-
-
-class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """``worker-state.json``: the worker's own account of its lifecycle."""
-
-    state: str
-    since: float
-    incarnation: str | None = None
-    pid: int | None = None
-    reason: str | None = None
-    message: str = ""
-    self_test_at: float | None = None
-    history: list[tuple[str, float]] = []
-    evidence: dict[str, str] = {}
+from worker_hooks.control import WorkerState
 
 
 class ControlDirectory:

@@ -11,18 +11,19 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from dynamo_snapshot.agent.control import DRAINING, FAILED, READY, REGISTERED, WorkerState
 from dynamo_snapshot.agent.house import House, read_exit
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.agent.watch import changes
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Reason, ReplicaPhase, ReplicaReport, Way
+from worker_hooks.control import WorkerState
+from worker_hooks.lifecycle import State
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_BEFORE_READY = frozenset({"BOOTING", "ENGINE_READY", "QUIESCING", READY, FAILED})
+_BEFORE_READY = frozenset({State.BOOTING, State.ENGINE_READY, State.QUIESCING, State.READY_FOR_SNAPSHOT, State.FAILED})
 _LOG_TAIL_BYTES = 2000
 
 
@@ -40,9 +41,9 @@ def phase_of(way: Way, ready: bool, released: bool, state: WorkerState | None) -
         state: the worker's own account.
     """
     name = state.state if state else None
-    if name == REGISTERED:
+    if name == State.REGISTERED:
         return ReplicaPhase.REGISTERED
-    if name in (DRAINING, "STOPPED"):
+    if name in (State.DRAINING, State.STOPPED):
         return ReplicaPhase.DRAINING
     if released:
         return ReplicaPhase.RESUMING
@@ -97,7 +98,7 @@ class Replica:
             pid=self.pid,
             snapshot_id=self.record.snapshot_id,
             self_test_at=state.self_test_at if state else None,
-            evidence=state.evidence if state else {},
+            evidence=dict(state.evidence) if state else {},
             exit=self.exit,
         )
 
@@ -118,10 +119,6 @@ class Replica:
         self.released = True
         self.house.control.release(self.record.incarnation, dict(environment))
         self.update()
-
-    def rename(self, incarnation: str) -> None:
-        """The same worker begins another life."""
-        self.record = msgspec.structs.replace(self.record, incarnation=incarnation)
 
     def update(self) -> None:
         """Takes in what the worker says now."""
@@ -200,7 +197,7 @@ class Replica:
                 self.ending = (Reason.HOLDER_FAILED, "the holder ended, and everything in its house with it")
         reason: str | None = None
         message = ""
-        if self.state and self.state.state == FAILED:
+        if self.state and self.state.state == State.FAILED:
             reason, message = self.state.reason, self.state.message
         if reason is None and self.ending is not None:
             reason, message = self.ending[0].value, self.ending[1]

@@ -10,12 +10,13 @@ import pytest
 
 from dynamo_snapshot.agent import criu
 from dynamo_snapshot.agent.cgroups import Cgroups
-from dynamo_snapshot.agent.control import ControlDirectory, WorkerState
+from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.idle import IdleShare
 from dynamo_snapshot.agent.ports import Ports
 from dynamo_snapshot.agent.replica import last_line, phase_of
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, ReplicaPhase, Way
+from worker_hooks.control import WorkerState
 
 
 def test_a_port_in_use_is_passed_over_and_a_freed_one_comes_last(free_port: Callable[[], int]) -> None:
