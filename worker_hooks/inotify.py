@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 from types import TracebackType
@@ -65,5 +66,8 @@ class DirectoryWatch:
     def _checked(self, result: int) -> int:
         if result < 0:
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), os.fsdecode(self._path))
+            text = os.strerror(number)
+            if number in (errno.EMFILE, errno.ENOSPC):
+                text += "; raise fs.inotify.max_user_instances or max_user_watches"
+            raise OSError(number, text, os.fsdecode(self._path))
         return result

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.watching import wait_until
 
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, MARK, MOUNT_POINT, HostHouses, House, remove_mount_point
 from dynamo_snapshot.agent.process import children, inner_pid, marked_processes, wait_pid
 from dynamo_snapshot.agent.teardown import left_behind, teardown
-from dynamo_snapshot.agent.watch import wait_until
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks import holder

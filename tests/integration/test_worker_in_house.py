@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from dynamo_world import environment, inherited, instances
+from support.watching import wait_until
 
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, HostHouses, House
 from dynamo_snapshot.agent.teardown import teardown
-from dynamo_snapshot.agent.watch import wait_until
 from worker_hooks import holder
 from worker_hooks.guard import scan
 
