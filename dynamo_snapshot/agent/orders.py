@@ -44,7 +44,8 @@ class Orders:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._makers: dict[str, str] = {}
         """By replica id: the order that is making it."""
-        self._captures: set[asyncio.Task[None]] = set()
+        self._captures: dict[str, str] = {}
+        """By replica id: the order that captures it."""
         self._cancelled: dict[str, tuple[Reason, str]] = {}
 
     @property
@@ -58,13 +59,10 @@ class Orders:
         self._node.journal.append(Begun(order=order))
         task = asyncio.create_task(self._carry_out(order, spec, resumed), name=f"order-{order.id}")
         self._tasks[order.id] = task
-        if order.kind is OrderKind.CAPTURE:
-            self._captures.add(task)
         task.add_done_callback(lambda done: self._done(order.id, done))
 
     def _done(self, order_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(order_id, None)
-        self._captures.discard(task)
         self._cancelled.pop(order_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an order's outcome could not be kept", order=order_id, cause=str(error), exc_info=error)
@@ -88,8 +86,9 @@ class Orders:
 
         Captures may end by themselves for a while: a CRIU killed in the middle of a dump can break its worker.
         """
-        if self._captures:
-            await asyncio.wait(self._captures, timeout=CAPTURE_GRACE_S)
+        captures = [self._tasks[order_id] for order_id in self._captures.values() if order_id in self._tasks]
+        if captures:
+            await asyncio.wait(captures, timeout=CAPTURE_GRACE_S)
         for order_id in self._tasks:
             self._cancelled.setdefault(order_id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
         tasks = list(self._tasks.values())
@@ -102,12 +101,14 @@ class Orders:
         began = self._node.monotonic()
         snapshot_id: str | None = None
         if order.kind in _PIPELINES:
-            self._makers[order.replica_id] = order.id
+            at_work = self._captures if order.kind is OrderKind.CAPTURE else self._makers
+            # A second order for the same replica is refused by the pipeline, and must not hide the first.
+            at_work.setdefault(order.replica_id, order.id)
             try:
                 result, snapshot_id = await self._run(order, spec, resumed)
             finally:
-                if order.kind is not OrderKind.CAPTURE:
-                    self._makers.pop(order.replica_id, None)
+                if at_work.get(order.replica_id) == order.id:
+                    del at_work[order.replica_id]
         else:
             result = await self._end_replica(order, spec, began)
         status, reason, message = self._verdict(order, result)
@@ -155,29 +156,41 @@ class Orders:
 
     async def _end_replica(self, order: Order, spec: WorkerSpec, began: float) -> phases.Result:
         """Carries out drain, kill and cancel."""
-        maker = self._tasks.get(self._makers.get(order.replica_id, ""))
-        replica = self._node.replicas.get(order.replica_id)
         error: SnapshotError | None = None
         try:
-            if maker is not None:
-                self._cancelled[self._makers[order.replica_id]] = (
-                    Reason.CANCELLED,
-                    order.reason or f"by a {order.kind}",
-                )
-                maker.cancel()
-                await asyncio.wait({maker})
-            elif replica is not None and replica.exit is None and order.kind is OrderKind.CANCEL:
+            stopped = await self._stop_work_on(order)
+            replica = self._node.replicas.get(order.replica_id)
+            if replica is None or replica.exit is not None:
+                pass
+            elif order.kind is not OrderKind.CANCEL:
+                await self._let_end(replica, order, spec)
+            elif not stopped or replica.record.served:
                 raise SnapshotError(
                     Reason.CANCELLED,
                     f"replica {replica.id} is {replica.phase} already: too late to cancel",
                     "Drain it.",
                 )
-            elif replica is not None and replica.exit is None:
-                await self._let_end(replica, order, spec)
+            else:  # a pipeline that did not take everything back
+                await self._node.end(replica, Reason.CANCELLED, order.reason or "the fleet cancelled it")
         except SnapshotError as problem:
             error = problem
         seconds = self._node.monotonic() - began
         return phases.Result((Phase(name=order.kind.value, seconds=seconds),), 0.0, error)
+
+    async def _stop_work_on(self, order: Order) -> bool:
+        """Takes back what is being made or captured of the order's replica; returns whether anything was."""
+        stopped = False
+        replica = self._node.replicas.get(order.replica_id)
+        published = replica is not None and replica.released  # beside the source, which is not needed for it any more
+        # The capture first: it lets its source go on, and that is the maker's then.
+        for at_work in (self._makers,) if published else (self._captures, self._makers):
+            order_id = at_work.get(order.replica_id, "")
+            if task := self._tasks.get(order_id):
+                self._cancelled[order_id] = (Reason.CANCELLED, order.reason or f"by a {order.kind}")
+                task.cancel()
+                await asyncio.wait({task})
+                stopped = True
+        return stopped
 
     async def _let_end(self, replica: Replica, order: Order, spec: WorkerSpec) -> None:
         node = self._node

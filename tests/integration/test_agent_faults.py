@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from agent_host import AgentHost, MakeHost, criu_that, toy_spec
+from support.watching import wait_until
 
 from dynamo_snapshot.agent.process import children
+from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase
 from dynamo_snapshot.snapshots.store import SnapshotStore
 
@@ -179,3 +181,21 @@ async def test_a_full_node_refuses(make_host: MakeHost) -> None:
     await host.outcome(await host.order(OrderKind.COLD_START, "first"))
     outcome = await host.outcome(await host.order(OrderKind.COLD_START, "second"))
     assert outcome.reason == Reason.NODE_AT_CAPACITY
+
+
+@pytest.mark.parametrize("kind", [OrderKind.CANCEL, OrderKind.KILL, OrderKind.DRAIN])
+async def test_a_replica_that_is_being_captured_can_be_ended(
+    make_host: MakeHost, tmp_path: Path, criu: Path, kind: OrderKind
+) -> None:
+    begun = tmp_path / "begun"
+    host = make_host(criu=criu_that(tmp_path, criu, "dump", f"touch {begun}; sleep 20"))
+    host.start()
+    start = await host.order(OrderKind.COLD_START, "source", capture=True)
+    await host.replica("source", ReplicaPhase.READY_FOR_SNAPSHOT)
+    capture = await host.order(OrderKind.CAPTURE, "source")
+    await wait_until(tmp_path, lambda: begun.exists() or None)
+    assert (await host.outcome(await host.order(kind, "source"))).status is OrderStatus.DONE
+    assert (await host.outcome(capture)).status is OrderStatus.CANCELLED
+    assert (await host.outcome(start)).status is OrderStatus.CANCELLED
+    assert left_behind(host.runtime_dir) == []
+    assert not list(host.store_dir.glob(".staging/*"))
