@@ -35,7 +35,7 @@ def latest_reason(log: Path) -> str | None:
     except OSError:
         return None
     entry = next(filter(None, map(_entry, reversed(lines))), None)
-    return None if entry is None else f"{entry['role']} {entry['action']} {entry['replicas']}: {entry['reason']}"
+    return None if entry is None else f"{entry['role']}: {entry['reason']}"
 
 
 def _entry(line: str) -> dict[str, Any] | None:

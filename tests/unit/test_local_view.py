@@ -129,6 +129,6 @@ def test_the_planners_reasons_are_read_from_its_log(tmp_path: Path) -> None:
     lines = [json.dumps(row) for row in (entry, {**entry, "at": 2.0}, busy)]
     log.write_text("\n".join(lines) + '\n{"at": 4.0, "ro')
     assert [(row["at"], row["replicas"]) for row in planner_changes(log)] == [(1.0, 1), (3.0, 3)]
-    assert latest_reason(log) == "decode set 3: 9 requests"
+    assert latest_reason(log) == "decode: 9 requests"
     assert latest_reason(tmp_path / "none") is None
-    assert "planner: decode set 3: 9 requests" in shown(FleetView(at=NOW, status=status(), planner=latest_reason(log)))
+    assert "planner: decode: 9 requests" in shown(FleetView(at=NOW, status=status(), planner=latest_reason(log)))
