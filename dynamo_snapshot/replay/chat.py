@@ -1,7 +1,8 @@
 """One streamed request to an OpenAI-compatible frontend, judged strictly.
 
-A stream counts as answered only when it ended with a finish reason and, where that is ``length``, with
-all tokens that were asked for: Dynamo's frontend ends a broken stream with HTTP 200 and ``[DONE]`` too.
+A stream counts as answered only when it ended with a finish reason and with all tokens that were asked
+for: Dynamo's frontend ends a broken stream with HTTP 200 and ``[DONE]`` too, and a cancelled one with the
+finish reason ``stop``. As requests ignore end-of-sequence tokens, nothing else ends an answer early.
 """
 
 from __future__ import annotations
@@ -158,5 +159,5 @@ async def _read(content: AsyncIterator[bytes], answer: Answer, wanted: int, cloc
         answer.tokens = usage
     if answer.error is None and finish is None:
         answer.error = "the stream ended without a finish reason"
-    elif answer.error is None and finish == "length" and answer.tokens < wanted:
+    elif answer.error is None and answer.tokens < wanted:
         answer.error = "the answer has fewer tokens than asked for"

@@ -67,6 +67,11 @@ async def short(request: web.Request) -> web.StreamResponse:
     return await stream(request, token(finish="length"), event(choices=[], usage={"completion_tokens": 1}), DONE)
 
 
+async def stopped(request: web.Request) -> web.StreamResponse:
+    """As a worker that cancels what it has in flight ends a stream."""
+    return await stream(request, token(finish="stop"), event(choices=[], usage={"completion_tokens": 1}), DONE)
+
+
 async def complaining(request: web.Request) -> web.StreamResponse:
     return await stream(request, token(), b"event: error\n: worker gone\n\n", DONE)
 
@@ -125,6 +130,7 @@ async def test_answers_in_full_are_no_failures(handler: Handler) -> None:
         (broken, "ClientPayloadError"),
         (unfinished, "the stream ended without a finish reason"),
         (short, "the answer has fewer tokens than asked for"),
+        (stopped, "the answer has fewer tokens than asked for"),
         (complaining, "error event: worker gone"),
         (refusing, "HTTP 503: Service temporarily unavailable"),
         (garbled, "DecodeError"),
