@@ -202,8 +202,9 @@ class LoadPolicy:
         return replace(memory, window=memory.window.add(now, memory.target, self.scale_down_after_s))
 
     def _need(self, load: Load, share: float = 1.0) -> int:
-        replicas = math.ceil(load.requests / (self.target_requests_per_replica * share) - _ROUNDING)
-        return self._bounded(replicas + self.headroom_replicas)
+        replicas = load.requests / (self.target_requests_per_replica * share) - _ROUNDING
+        # Bounded before it is rounded: finite counts may add up to infinity.
+        return self._bounded(math.ceil(min(replicas, self.max_replicas)) + self.headroom_replicas)
 
     def _bounded(self, replicas: int) -> int:
         return max(self.min_replicas, min(self.max_replicas, replicas))

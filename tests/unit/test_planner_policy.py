@@ -55,6 +55,13 @@ class Driver:
         return [self.tick(loads, ready=ready) for _ in range(math.ceil(seconds))]
 
 
+def test_counts_whose_sum_is_no_number_any_more_ask_for_the_most_and_break_nothing() -> None:
+    driver = Driver()
+    driver.tick([1])
+    proposal = driver.tick([1.7e308, 1.7e308])
+    assert (proposal.replicas, proposal.action) == (POLICY.max_replicas, Action.RAISE)
+
+
 def test_a_spike_raises_at_once_to_what_the_work_needs() -> None:
     driver = Driver()
     driver.tick([1])
