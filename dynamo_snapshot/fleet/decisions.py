@@ -110,18 +110,22 @@ class DynamoPlanner:
                     case Loads(loads=loads):
                         on_loads({int(instance): load for instance, load in loads.items() if instance.isdecimal()})
                     case Decided() as decided:
-                        on_decision(await self._identified(client, decided))
+                        decision = await self._identified(client, decided)
+                        if decision is None:
+                            return  # the next child is given it again
+                        on_decision(decision)
         except (msgspec.DecodeError, ValueError) as error:
             log.warning("bridge_talks_nonsense", error=str(error))
         finally:
             self._child = None
             await asyncio.shield(_end(child))
 
-    async def _identified(self, client: aetcd.Client, decided: Decided) -> Decision:
+    async def _identified(self, client: aetcd.Client, decided: Decided) -> Decision | None:
         """Ids begin anew with each planner; with the revision in which its key was made they do not repeat.
 
         An id that is higher than the last one was not seen before, whoever gave it: only the others
         cost the way to etcd, which would otherwise be a good part of the time from decision to order.
+        None: nobody can tell now whether it repeats the last one or is another planner's.
         """
         if self._last is None or decided.id <= self._last:
             try:
@@ -131,6 +135,8 @@ class DynamoPlanner:
                     self._revision = key.create_revision
             except SnapshotError as error:
                 log.warning("decision_revision_unknown", error=str(error))
+                if self._last is not None:
+                    return None
         self._last = decided.id
         return Decision(revision=self._revision, id=decided.id, prefill=decided.prefill, decode=decided.decode)
 

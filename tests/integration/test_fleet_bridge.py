@@ -92,6 +92,21 @@ async def test_a_decision_comes_through_though_etcd_does_not_answer(
         assert heard.decisions[0].decode == 4
 
 
+async def test_an_id_of_which_nobody_can_tell_whether_it_is_new_is_heard_again_later(
+    free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    code = """
+    import os, sys, time
+    for number in (4, 6):  # a planner was restarted in between, and uses its id again
+        os.write(1, b'{"type":"decided","id":0,"prefill":null,"decode":%d}\\n' % number)
+    time.sleep(60)
+    """
+    async with listening(keeper(f"http://127.0.0.1:{free_port()}", tmp_path, code)) as heard:
+        await until(lambda: bool(heard.decisions))
+        await asyncio.sleep(1.0)
+        assert [decision.decode for decision in heard.decisions] == [4], "the second would count as a repetition"
+
+
 @pytest.mark.parametrize(
     "ending",
     ["sys.exit(1)", "print('nonsense', flush=True); time.sleep(60)", "time.sleep(60)", "sys.stdout.write('x' * 2**21)"],
