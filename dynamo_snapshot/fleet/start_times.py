@@ -11,6 +11,8 @@ from dynamo_snapshot.model import StartTimes, Way
 
 KEPT = 32
 """Samples kept for each pool, way, snapshot and node."""
+SERIES_KEPT = 64
+"""Series kept: each snapshot brings one, and all of them stand in what is remembered and in every status."""
 
 
 def record(
@@ -24,7 +26,7 @@ def record(
             series = known
         else:
             others.append(known)
-    return (*others, replace(series, seconds=(*series.seconds, seconds)[-KEPT:]))
+    return (*others, replace(series, seconds=(*series.seconds, seconds)[-KEPT:]))[-SERIES_KEPT:]
 
 
 def samples(times: Sequence[StartTimes], pool: str, way: Way) -> tuple[float, ...]:

@@ -348,6 +348,25 @@ def test_what_is_not_the_snapshot_s_fault_does_not_quarantine_it(reason: Reason)
     assert world.state.memory.quarantined == {}
 
 
+def test_a_node_that_never_answers_does_not_put_its_snapshot_under_quarantine() -> None:
+    world = settled(1)
+    world.decide(3)
+    world.nodes["one"].up = False
+    world.run(world.rules.pools["decode"].restore_s + world.rules.outcome_grace_s + 1)
+    failed = [replica for replica in world.state.replicas.values() if replica.state is ReplicaState.FAILED]
+    assert [replica.reason for replica in failed] == [Reason.DEADLINE_EXCEEDED] * 2
+    assert world.state.snapshot_failures == {}
+    assert world.state.memory.quarantined == {}
+
+
+def test_a_restore_that_hangs_in_the_node_is_its_snapshot_s_fault() -> None:
+    world = settled(1)
+    world.luck.hanging = 1.0
+    world.decide(2)
+    world.run(world.rules.pools["decode"].restore_s + world.rules.outcome_grace_s + 1)
+    assert world.state.snapshot_failures == {"snapshot-one-0": 1}
+
+
 def test_a_key_whose_captures_keep_failing_is_not_captured_for_ever() -> None:
     world = World(rules(), Luck(captures_fail=True))
     world.run(30)
@@ -565,6 +584,16 @@ def test_a_drain_that_takes_too_long_ends_in_a_kill() -> None:
     world.run(30)
     assert len(world.issued(OrderKind.KILL)) == 1
     assert len(world.live()) == 1
+
+
+def test_a_kill_that_is_never_answered_is_repeated_without_the_state_growing() -> None:
+    world = settled(2)
+    world.decide(1)
+    world.nodes["one"].up = False
+    world.run(120)
+    stuck = next(replica for replica in world.state.replicas.values() if replica.state is ReplicaState.FAILED)
+    assert len(world.issued(OrderKind.KILL)) > 2
+    assert stuck.stops_tried == (OrderKind.DRAIN, OrderKind.KILL)
 
 
 # Over restarts
@@ -840,6 +869,18 @@ def test_who_was_ready_before_its_cancellation_is_drained() -> None:
     orders = [order for c in commands if isinstance(c, SetWanted) for order in c.wanted.orders]
     assert [(order.kind, order.replica_id) for order in orders] == [(OrderKind.DRAIN, start.replica_id)]
     assert state.replicas[start.replica_id].state is ReplicaState.DRAINING
+
+
+def test_who_took_its_endpoint_out_serves_no_more_though_other_endpoints_of_it_are_left() -> None:
+    world = settled(1)
+    registration = next(iter(world.registry.values()))
+    other = replace(registration, endpoint="clear_kv_blocks")
+    state, _ = step(world.state, DiscoverySeen(instances=(other, registration)), world.now)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.SERVING]
+    state, _ = step(state, DiscoverySeen(instances=(other,)), world.now)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.RESUMING]
+    state, _ = step(state, DiscoverySeen(instances=(other, registration)), world.now)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.SERVING]
 
 
 def test_an_address_that_two_nodes_tell_is_nobody_s() -> None:

@@ -21,6 +21,16 @@ def test_samples_are_kept_apart_by_pool_way_snapshot_and_node() -> None:
     assert times[-1].seconds == (1.0, 3.0)
 
 
+def test_the_ledger_forgets_the_series_that_was_written_longest_ago() -> None:
+    times: tuple[StartTimes, ...] = ()
+    for number in range(start_times.SERIES_KEPT + 5):
+        times = start_times.record(times, "decode", Way.COLD_START, None, "one", 9.0)
+        times = start_times.record(times, "decode", Way.RESTORE, f"s{number}", "one", 1.0)
+    assert len(times) == start_times.SERIES_KEPT
+    assert times[-1].snapshot_id == f"s{number}"
+    assert start_times.samples(times, "decode", Way.COLD_START), "a series that is still written stays"
+
+
 def test_only_the_newest_are_kept() -> None:
     times: tuple[StartTimes, ...] = ()
     for second in range(100):

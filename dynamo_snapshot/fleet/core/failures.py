@@ -92,6 +92,8 @@ def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:
     snapshot_id = replica.snapshot_id
     if snapshot_id is None or reason in NOT_THE_SNAPSHOT:
         return
+    if reason == Reason.DEADLINE_EXCEEDED and replica.phase is None:
+        return  # its node never began: that says something of the node
     count = draft.state.snapshot_failures.get(snapshot_id, 0) + 1
     draft.set(snapshot_failures={**draft.state.snapshot_failures, snapshot_id: count})
     limit = 1 if reason in CERTAINLY_THE_SNAPSHOT else draft.pool_rules(replica.pool).quarantine_after

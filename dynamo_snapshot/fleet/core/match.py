@@ -44,7 +44,7 @@ def match_discovery(draft: Draft) -> None:
     if not draft.state.discovery_known:
         return
     _bind(draft)
-    seen = {replica: instance for instance, replica in sorted(draft.state.bindings.items())}
+    seen = _seen(draft)
     for replica in list(draft.replicas.values()):
         instance = seen.get(replica.id)
         if instance != replica.instance_id:
@@ -55,6 +55,16 @@ def match_discovery(draft: Draft) -> None:
             draft.move(replica.id, Happening.LOST, deadline=draft.now + draft.rules.discover_s)
             draft.record(replica.pool, f"{replica.id} left discovery", "its node does not report an exit")
     _revoke(draft)
+
+
+def _seen(draft: Draft) -> dict[str, int]:
+    """The instance of each replica whose endpoint discovery shows; other endpoints of a worker prove nothing."""
+    seen: dict[str, int] = {}
+    for instance in draft.state.instances:
+        replica = draft.replicas.get(draft.state.bindings.get(instance.instance_id, ""))
+        if replica is not None and _serves_endpoint(draft, replica.pool, instance):
+            seen[replica.id] = instance.instance_id
+    return seen
 
 
 def _serves(draft: Draft, replica: Replica) -> None:

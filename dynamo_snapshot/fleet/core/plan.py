@@ -131,7 +131,8 @@ def _stop(draft: Draft, replica: Replica) -> None:
     draft.set_replica(
         replica.id,
         stop_order=order.id,
-        stops_tried=(*replica.stops_tried, kind),
+        # A kill is repeated until the node answers, however long that takes.
+        stops_tried=replica.stops_tried if kind in replica.stops_tried else (*replica.stops_tried, kind),
         deadline=order.deadline + draft.rules.outcome_grace_s,
     )
 
