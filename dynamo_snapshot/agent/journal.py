@@ -2,13 +2,14 @@
 
 An append-only file of JSON lines. A line is written before its effect; :meth:`Journal.synced` waits until
 all lines so far are on the device, in a thread that syncs once for everyone who waits. The file is
-rewritten as its own summary when it is opened and when it has grown.
+rewritten as its own summary when it is opened, when it has grown, and when a line could not be written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import structlog
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Outcome, Reason, Value, Way, WorkerSpec, encode
+from dynamo_snapshot.snapshots.durable import sync_path
 
 log = structlog.get_logger()
 
@@ -124,19 +126,36 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._read()
         self._lines = 0
+        self._behind = False
+        """The state has what the file has not."""
         self._written = self._flushed = 0
         self._flushing: asyncio.Task[None] | None = None
-        self._file = self._rewrite()
+        try:
+            self._file = self._rewrite()
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def append(self, entry: Entry) -> None:
-        """Writes ``entry``: it survives this process at once, the host's crash after :meth:`synced`."""
-        self.state.apply(entry)
-        self._file.write(encode(entry) + b"\n")
-        self._written += 1
-        self._lines += 1
-        if self._lines > _COMPACT_LINES:
-            self._file.close()
-            self._file = self._rewrite()
+        """Writes what is about to be done: it survives this process at once, the host's crash after :meth:`synced`.
+
+        Raises:
+            SnapshotError: ``disk_full``, or ``internal_error`` for another fault of the disk; ``entry`` is in
+                neither file nor state then, and must not be done.
+        """
+        try:
+            self._write(entry)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._apply(entry)
+
+    def keep(self, entry: Entry) -> None:
+        """Writes what has happened already: it is so even where it cannot be written, and is written later."""
+        try:
+            self._write(entry)
+        except OSError as error:
+            log.error("the journal cannot be written: trying again with its next entry", cause=str(error))
+            self._behind = True
+        self._apply(entry)
 
     async def synced(self) -> None:
         """Returns once every entry appended so far is on the device."""
@@ -153,6 +172,18 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+    def _write(self, entry: Entry) -> None:
+        if self._behind or self._lines >= _COMPACT_LINES:
+            self._file, old = self._rewrite(), self._file
+            old.close()
+            self._behind = False
+        self._file.write(encode(entry) + b"\n")
+
+    def _apply(self, entry: Entry) -> None:
+        self.state.apply(entry)
+        self._written += 1
+        self._lines += 1
 
     async def _flush(self) -> None:
         written, descriptor = self._written, os.dup(self._file.fileno())
@@ -184,7 +215,7 @@ class Journal:
                 ) from error
 
     def _rewrite(self) -> _Appender:
-        """Replaces the file by the summary of its state, and opens that."""
+        """Replaces the file by the summary of its state, and opens that; where it fails the old file stays."""
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         entries = self.state.entries()
         try:
@@ -192,14 +223,31 @@ class Journal:
                 file.write(b"".join(encode(entry) + b"\n" for entry in entries))
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(self.path)
+            opened = _Appender(temporary)
+            try:
+                temporary.rename(self.path)
+            except OSError:
+                opened.close()
+                raise
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+        try:
+            sync_path(self.path.parent)  # else a power cut could bring back the old file, without what follows here
+        except OSError as error:
+            log.error("the journal's folder cannot be synced", path=str(self.path), cause=str(error))
         self._lines = len(entries)
         self._flushed = self._written
-        return _Appender(self.path)
+        return opened
+
+    def _unwritable(self, error: OSError) -> SnapshotError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return SnapshotError(
+            Reason.DISK_FULL if full else Reason.INTERNAL_ERROR,
+            f"{self.path} cannot be written: {error.strerror}",
+            "Free space in agent.runtime_dir: until then no order is begun.",
+        )
 
 
 class _Appender:
@@ -207,10 +255,18 @@ class _Appender:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._size = os.fstat(self._descriptor).st_size
 
-    def write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+    def write(self, line: bytes) -> None:
+        """Writes all of ``line`` or, where that fails, nothing: a torn line in the middle could never be read."""
+        left = line
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(line)
 
     def fileno(self) -> int:
         return self._descriptor

@@ -107,7 +107,11 @@ class Node:
             capture=order.capture,
             snapshot_id=order.snapshot_id,
         )
-        return self.add(record)
+        try:
+            return self.add(record)
+        except SnapshotError:
+            self.ports.release(record.rpc_port)
+            raise
 
     def add(self, record: ReplicaRecord) -> Replica:
         """Takes in a replica, and notes it in the journal before anything of it exists."""
@@ -125,7 +129,7 @@ class Node:
             served=record.served if served is None else served,
             incarnation=incarnation or record.incarnation,
         )
-        self.journal.append(ReplicaNoted(record=replica.record))
+        self.journal.keep(ReplicaNoted(record=replica.record))
 
     async def forget(self, replica: Replica) -> None:
         """Ends whatever is left of ``replica`` and takes it out of the report."""
@@ -134,7 +138,7 @@ class Node:
         self.ports.release(replica.record.rpc_port)
         if self.replicas.get(replica.id) is replica:
             del self.replicas[replica.id]
-        self.journal.append(ReplicaGone(replica_id=replica.id))
+        self.journal.keep(ReplicaGone(replica_id=replica.id))
         self.on_change()
 
     async def end(self, replica: Replica, reason: Reason, message: str) -> Exit:

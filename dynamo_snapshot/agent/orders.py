@@ -227,5 +227,5 @@ class Orders:
         return OrderStatus.DONE, None, ""
 
     def _end(self, outcome: Outcome) -> None:
-        self._node.journal.append(Ended(outcome=outcome))
+        self._node.journal.keep(Ended(outcome=outcome))
         self._node.on_change()

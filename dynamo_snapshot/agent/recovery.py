@@ -56,7 +56,7 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
         return
     log.warning("ending a replica that never served", replica=record.replica_id, way=record.way)
     await node.houses.remove(record.replica_id)
-    node.journal.append(ReplicaGone(replica_id=record.replica_id))
+    node.journal.keep(ReplicaGone(replica_id=record.replica_id))
 
 
 async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
@@ -103,7 +103,7 @@ def _settle(node: Node, orders: Orders, order: Order) -> None:
 
 def _end(node: Node, order: Order, reason: Reason | None) -> None:
     now = node.clock()
-    node.journal.append(
+    node.journal.keep(
         Ended(
             outcome=Outcome(
                 order_id=order.id,

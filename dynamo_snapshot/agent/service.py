@@ -158,7 +158,7 @@ class AgentService:
                 async for wanted in self._bus.watch_wanted(self._name):
                     self.take(wanted)
             except SnapshotError as error:
-                log.warning("bus not readable: trying again", cause=str(error))
+                log.warning("wanted list not taken in: trying again", cause=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:

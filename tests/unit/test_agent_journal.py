@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from dynamo_snapshot.agent.journal import (
     ReplicaRecord,
 )
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Way, WorkerSpec
+from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way, WorkerSpec
 
 IDS = st.sampled_from(["a", "b", "c"])
 
@@ -139,3 +141,77 @@ async def test_one_sync_serves_all_who_wait(tmp_path: Path, monkeypatch: pytest.
     await journal.commit("o", "release")
     assert len(calls) <= 3
     assert journal.state.committed == {"o": "release"}
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether the disk is full: a write then gets a few bytes out before it fails, as ext4's do."""
+    write, fsync = os.write, os.fsync
+    full = False
+    begun: set[int] = set()
+
+    def partly(descriptor: int, data: bytes) -> int:
+        if not full:
+            return write(descriptor, data)
+        if descriptor in begun:
+            begun.clear()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        begun.add(descriptor)
+        return write(descriptor, data[:5])
+
+    def refused(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "write", partly)
+    monkeypatch.setattr(os, "fsync", refused)
+
+    def say(now: bool) -> None:
+        nonlocal full
+        full = now
+
+    return say
+
+
+def test_a_full_disk_refuses_what_is_to_be_begun_and_leaves_a_readable_file(
+    tmp_path: Path, full_disk: Callable[[bool], None]
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.append(FenceSeen(fence=3))
+    full_disk(True)
+    with pytest.raises(SnapshotError) as refused:
+        journal.append(Begun(order=order("a")))
+    assert refused.value.reason is Reason.DISK_FULL
+    assert journal.state.open == {}
+    full_disk(False)
+    journal.append(Begun(order=order("b")))
+    assert content(Journal(tmp_path / "journal").state) == content(journal.state)
+
+
+def test_what_has_happened_outlasts_a_full_disk(tmp_path: Path, full_disk: Callable[[bool], None]) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.append(Begun(order=order("a")))
+    full_disk(True)
+    journal.keep(Ended(outcome=outcome("a")))
+    assert list(journal.state.outcomes) == ["a"]
+    with pytest.raises(SnapshotError):
+        journal.append(Begun(order=order("b")))
+    full_disk(False)
+    journal.append(Begun(order=order("c")))
+    assert content(Journal(tmp_path / "journal").state) == content(journal.state)
+    assert list(journal.state.open) == ["c"]
+
+
+def test_a_rewrite_that_fails_leaves_the_file_in_use(tmp_path: Path, full_disk: Callable[[bool], None]) -> None:
+    journal = Journal(tmp_path / "journal")
+    for number in range(5000):
+        journal.append(FenceSeen(fence=number))
+    full_disk(True)
+    for number in range(3):
+        with pytest.raises(SnapshotError):
+            journal.append(FenceSeen(fence=9000 + number))
+    full_disk(False)
+    journal.append(FenceSeen(fence=9009))
+    assert Journal(tmp_path / "journal").state.fence == 9009
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
