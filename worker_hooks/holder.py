@@ -141,7 +141,10 @@ class Holder:
         return code if code >= 0 else 128 - code
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except OSError:  # it has gone again, or there is no descriptor left: no reason to end a worker
+            return
         client.setblocking(False)
         self._clients[client.fileno()] = (client, b"")
         self._poll.register(client, select.POLLIN)
@@ -172,7 +175,7 @@ class Holder:
                 self._strays[pid] = ended
                 if len(self._strays) > _STRAYS_KEPT:
                     del self._strays[next(iter(self._strays))]
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+        if self._exit is None and (signal.SIGTERM in numbers or signal.SIGINT in numbers):
             # A kubelet stops a pod by a signal to pid 1: it is the worker's drain.
             return self._signal(signal.SIGTERM)
         return True
@@ -216,7 +219,9 @@ class Holder:
                 raise Refused(f"unknown request {what!r}")
         except Refused as error:
             answer = {"error": str(error)}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            answer = {"error": f"{what} failed: {error.strerror}"}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             answer = {"error": f"malformed request: {type(error).__name__}: {error}"}
         self._send(descriptor, {"answer": what, **answer})
         return True
@@ -276,7 +281,10 @@ class Holder:
                 _json().dump({"pid": self._worker, "code": code, "at": at}, file)
             os.rename(path + ".tmp", path)
         except OSError as error:
-            print(f"{path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            try:  # noqa: SIM105  # contextlib is one more import, and a house should stand at once
+                print(f"{path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            except OSError:  # the log lies on the same full disk; whoever is connected is told all the same
+                pass
 
 
 def main(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -60,7 +61,7 @@ StartHolder = Callable[..., Started]
 def start_holder(short_dir: Path) -> Iterator[StartHolder]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*, privileged: bool = True) -> Started:
+    def start(*, privileged: bool = True, stderr: int | None = None) -> Started:
         house = short_dir / str(len(processes))
         house.mkdir(mode=0o777)
         house.chmod(0o777)
@@ -70,7 +71,9 @@ def start_holder(short_dir: Path) -> Iterator[StartHolder]:
         python = sys.executable if privileged else "/usr/bin/python3"
         processes.append(
             subprocess.Popen(
-                [*command, python, "-I", "-S", holder.__file__, "--house", str(house)], stdout=subprocess.PIPE
+                [*command, python, "-I", "-S", holder.__file__, "--house", str(house)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
             )
         )
         assert processes[-1].stdout is not None
@@ -158,6 +161,41 @@ def test_a_signal_to_pid_1_is_the_workers_drain(start_holder: StartHolder) -> No
     os.kill(_children(started.process.pid)[0], signal.SIGTERM)
     assert talk.next()["code"] == 0
     assert "drained" in started.log.read_text()
+
+
+def test_an_end_and_a_signal_to_pid_1_at_once_lose_nothing(start_holder: StartHolder) -> None:
+    started = start_holder()
+    talk = started.talk()
+    started.start(talk, ["/bin/sleep", "600"])
+    (pid_1,) = _children(started.process.pid)
+    (worker,) = _children(pid_1)
+    ended = os.pidfd_open(worker)
+    os.kill(pid_1, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    select.select([ended], [], [], 5)
+    os.kill(pid_1, signal.SIGTERM)
+    os.kill(pid_1, signal.SIGCONT)
+    os.close(ended)
+    assert talk.next()["code"] == -9
+    assert json.loads((started.house / holder.EXIT_FILE).read_text())["code"] == -9
+
+
+def test_an_end_that_cannot_be_written_down_is_told_all_the_same(start_holder: StartHolder) -> None:
+    with open("/dev/full", "wb") as full:
+        started = start_holder(stderr=full.fileno())
+    (started.house / f"{holder.EXIT_FILE}.tmp").mkdir()
+    talk = started.talk()
+    started.start(talk, ["/bin/sh", "-c", "exit 3"])
+    assert talk.next()["code"] == 3
+
+
+@pytest.mark.parametrize("number", [999, -(10**30)])
+def test_a_request_that_the_kernel_refuses_ends_no_worker(start_holder: StartHolder, number: int) -> None:
+    started = start_holder()
+    talk = started.talk()
+    pid = started.start(talk, ["/bin/sleep", "600"])["pid"]
+    assert "error" in talk.ask(do="signal", signal=number)
+    assert talk.ask(do="status") == {"answer": "status", "pid": pid}
 
 
 def test_a_standing_by_holder_ends_when_asked_to(start_holder: StartHolder) -> None:
