@@ -20,6 +20,8 @@ from dynamo_snapshot.model import FleetStatus, encode
 log = structlog.get_logger()
 
 FILE_NAME = "fleet-status.json"
+CLOSE_S = 2.0
+"""How long a server may hold the end of the controller up."""
 
 
 class Publisher(Protocol):
@@ -40,6 +42,9 @@ class FileAndNats:
         self._path = path
         self._subject = subject_name
         self._nats: Client | None = None
+        self._newest = b""
+        self._fresh = asyncio.Event()
+        self._closing = False
         self._file_failed = False
 
     async def publish(self, status: FleetStatus) -> None:
@@ -53,41 +58,55 @@ class FileAndNats:
             if not self._file_failed:
                 log.warning("status_file_failed", path=str(self._path), error=str(error))
             self._file_failed = True
-        if self._nats is not None and self._nats.is_connected:
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._nats.publish(self._subject, data)
+        self._newest = data
+        self._fresh.set()
 
-    async def connect(self, url: str) -> None:
+    async def tell(self, url: str) -> None:
+        """Sends the newest status to the server at ``url`` until it is cancelled.
+
+        A task of its own: a server that hangs makes the client wait, and the file must not. The client
+        may also take a cancellation for itself, hence the flag.
+        """
+        client = self._nats = await self._connect(url)
+        while not self._closing:
+            await self._fresh.wait()
+            self._fresh.clear()
+            if client.is_connected:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await client.publish(self._subject, self._newest)
+
+    async def _connect(self, url: str) -> Client:
         """Connects, as soon as the server can be reached; the client reconnects by itself from then on."""
         backoff = Backoff()
 
         async def quiet(error: Exception) -> None:
             log.debug("nats_error", error=str(error))
 
-        while self._nats is None:
+        while True:
             try:
-                self._nats = await nats.connect(
+                return await nats.connect(
                     url, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2, error_cb=quiet
                 )
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 log.info("nats_unreachable", url=url, error=str(error) or type(error).__name__)
                 await asyncio.sleep(backoff.next())
 
-    async def close(self) -> None:
+    async def close(self, telling: asyncio.Task[None]) -> None:
+        """Ends ``telling``, the task that runs :meth:`tell`, and the connection; waits for no server."""
+        self._closing = True
+        telling.cancel()
+        await asyncio.wait([telling], timeout=CLOSE_S)
         if self._nats is not None:
-            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-                await asyncio.wait_for(self._nats.close(), 2)
+            closing = asyncio.create_task(self._nats.close(), name="nats-close")
+            await asyncio.wait([closing], timeout=CLOSE_S)
 
 
 @asynccontextmanager
 async def file_and_nats(folder: Path, nats_url: str, namespace: str) -> AsyncIterator[FileAndNats]:
     """Publishes to ``folder/fleet-status.json`` and to NATS, for as long as the block lasts."""
     publisher = FileAndNats(folder / FILE_NAME, subject(namespace))
-    connecting = asyncio.create_task(publisher.connect(nats_url), name="nats")
+    telling = asyncio.create_task(publisher.tell(nats_url), name="nats")
     try:
         yield publisher
     finally:
-        connecting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await connecting
-        await publisher.close()
+        await publisher.close(telling)
