@@ -82,7 +82,11 @@ class Houses(Protocol):
         """Returns a new house with its holder in stand-by; raises ``holder_failed`` and leaves nothing otherwise."""
 
     async def find(self, replica_id: str) -> House | None:
-        """Returns the house of an earlier agent whose holder still lives; None if there is none."""
+        """Returns the house of an earlier agent whose holder still lives; None if there is none.
+
+        Raises:
+            OSError: nobody can tell; a replica that serves is not to be taken for dead.
+        """
 
     def exit_of(self, replica_id: str) -> Exit | None:
         """How the worker of a house ended, by its holder's record."""
@@ -151,7 +155,7 @@ class HostHouses:
         path = self.path(replica_id)
         try:
             client = await HolderClient.connect(path)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):  # nothing else says that it has ended
             return None
         return House(path, client, self._cgroups.find(replica_id))
 
@@ -180,7 +184,7 @@ class HostHouses:
             # A CRIU that is killed in the middle of a dump may leave its worker broken: it is waited for first.
             await asyncio.wait_for(asyncio.gather(*(wait_pid(pid) for pid in helpers)), timeout_s)
         except TimeoutError:
-            for pid in helpers:
+            for pid in _helpers(house):  # asked again: another process may have the number of one that has ended
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(os.getpgid(pid), signal.SIGKILL)
 

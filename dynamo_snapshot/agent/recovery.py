@@ -61,14 +61,18 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
 
 async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
     replica = Replica(record, node.clock, node.on_change)
+    inner: int | None = None
     try:
         inner = await house.holder.worker()
         replica.state = house.control.state()
     except SnapshotError as error:
         log.warning("a house of the earlier agent is broken", replica=record.replica_id, cause=str(error))
-        return False
-    if inner is None:
-        return False
+        # A holder that is there and silent may only be slow: what served is not called dead on its silence.
+        if house.holder.lost.done() or not record.served:
+            return False
+    else:
+        if inner is None:
+            return False
     serves = record.served or is_registered(replica)
     waits = record.way is Way.COLD_START and house.control.is_ready_for_snapshot()
     if not serves and not waits:
@@ -76,7 +80,8 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
     replica = node.add(record)
     replica.released = house.control.is_released()
     replica.move_in(house)
-    replica.locate(inner)
+    if inner is not None:
+        replica.locate(inner)
     replica.update()
     await settle(replica)
     if serves:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_host import AgentHost, MakeHost, criu_that, toy_spec
+from agent_host import AgentHost, MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.house import MARK
@@ -167,6 +167,32 @@ async def test_serving_replicas_are_adopted_and_followed(make_host: MakeHost) ->
     assert left.exit is not None
     assert left.exit.code == 0
     assert len([o for o in (await host.until(lambda r: True)).outcomes if o.order_id in orders]) == 3
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+async def test_a_serving_replica_whose_holder_is_silent_is_not_called_dead(make_host: MakeHost) -> None:
+    host = make_host()
+    host.start()
+    await host.outcome(await host.order(OrderKind.COLD_START, "serves"))
+    worker = (await host.replica("serves", ReplicaPhase.REGISTERED)).pid
+    assert worker is not None
+    holder = parent_of(worker)
+    await host.stop(signal.SIGKILL)
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        host.start()
+        later = await host.outcome(await host.order(OrderKind.COLD_START, "later"))
+        assert later.status is OrderStatus.DONE
+        found = replica_of(await host.until(lambda r: replica_of(r, "serves")), "serves")
+        assert found is not None
+        assert found.phase is ReplicaPhase.REGISTERED
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    drained = await host.outcome(await host.order(OrderKind.DRAIN, "serves"))
+    assert drained.status is OrderStatus.DONE
 
 
 async def test_an_agent_that_is_stopped_leaves_serving_replicas_and_ends_others(make_host: MakeHost) -> None:
