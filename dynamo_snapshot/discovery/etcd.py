@@ -21,6 +21,9 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Instance
 
 PREFIX = "v1/instances/"
+READ_AGAIN_S = 30.0
+"""After so long without an event everything is read anew: a watch that the server gave up, or whose stream
+ended in order, tells its reader nothing of it."""
 
 
 class EtcdDiscovery:
@@ -55,7 +58,7 @@ class EtcdDiscovery:
                         raise
 
     async def _follow(self) -> AsyncIterator[DiscoveryView]:
-        """Yields views until the connection, or the history that the watch needs, is lost."""
+        """Yields views until the connection, or the history that the watch needs, is lost, or all was quiet."""
         async with connected(self._url) as client:
             with etcd_errors(self._url, "read discovery"):
                 present = await client.get_prefix(self._prefix)
@@ -64,12 +67,21 @@ class EtcdDiscovery:
             with etcd_errors(self._url, "watch discovery"):
                 # From the revision after the one that was read: nothing between the two is missed.
                 watch = await client.watch_prefix(self._prefix, start_revision=present.header.revision + 1)
-                async for event in watch:
+                events = aiter(watch)
+                while (event := await _next(events)) is not None:
                     if event.kind == aetcd.rtypes.EventKind.PUT:
                         instances[event.kv.key] = parse_instance(event.kv.value)
                     else:
                         instances.pop(event.kv.key, None)
                     yield _view(instances)
+
+
+async def _next(events: AsyncIterator[aetcd.rtypes.Event]) -> aetcd.rtypes.Event | None:
+    """The next event; None: there was none for :data:`READ_AGAIN_S`, or there will be none."""
+    try:
+        return await asyncio.wait_for(anext(events), READ_AGAIN_S)
+    except (TimeoutError, StopAsyncIteration):
+        return None
 
 
 class _Transport(msgspec.Struct):

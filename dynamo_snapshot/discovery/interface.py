@@ -18,7 +18,8 @@ class Discovery(Protocol):
         """Yields the whole view at once, then again after each change, until the iterator is closed.
 
         Goes on for ever: while the store cannot be read it yields None once and tries again.
-        Instances come in the order of their ids. Intermediate views may be skipped, never the newest.
+        Instances come in the order of their ids. Intermediate views may be skipped, never the newest; a
+        view may come more than once.
         """
 
     async def revoke(self, instance_id: int) -> None:

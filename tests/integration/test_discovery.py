@@ -9,8 +9,10 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+import aetcd
 import pytest
 
+from dynamo_snapshot.discovery import etcd
 from dynamo_snapshot.discovery.backoff import Backoff
 from dynamo_snapshot.discovery.client import connected
 from dynamo_snapshot.discovery.etcd import EtcdDiscovery, parse_instance
@@ -208,6 +210,27 @@ async def test_a_compacted_history_does_not_stop_the_watch(etcd_server: Any) -> 
         await client.compact((await client.get_prefix(b"v1/")).header.revision)
     there = await scene.register(20001)
     await until(views, (there,))
+
+
+async def test_a_watch_that_goes_deaf_without_an_error_is_begun_anew(
+    etcd_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd, "READ_AGAIN_S", 0.5)
+    handle = aetcd.watcher.Watcher._handle_response
+
+    async def deaf(self: Any, response: Any) -> None:
+        if not response.events:  # it still begins
+            await handle(self, response)
+
+    monkeypatch.setattr(aetcd.watcher.Watcher, "_handle_response", deaf)
+    scene = EtcdScene(etcd_server)
+    views = scene.discovery.watch()
+    await until(views, ())
+    there = await scene.register(20001)
+    async with asyncio.timeout(5):
+        while (view := await anext(views)) == ():
+            continue
+    assert view == (there,), "without having been unknown"
 
 
 async def test_a_server_that_hangs_becomes_unknown(start_etcd: Any) -> None:
