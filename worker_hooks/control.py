@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +25,6 @@ CONTROL_DIR_ENV = "SNAPSHOT_CONTROL_DIR"
 """Set: the worker is to become ready-for-snapshot and wait there."""
 LEGACY_CONTROL_DIR_ENV = "DYN_SNAPSHOT_CONTROL_DIR"
 """The same under Dynamo's older name; both are always set together."""
-STANDBY_ENV = "SNAPSHOT_RESTORE_STANDBY"
 STATE_DIR_ENV = "DYNAMO_SNAPSHOT_STATE_DIR"
 """Where the worker keeps ``worker-state.json``: its control directory, set whether or not a capture is wanted."""
 INCARNATION_ENV = "DYNAMO_SNAPSHOT_INCARNATION"
@@ -145,23 +142,7 @@ class ControlDirectory:
             captured=False, incarnation=first.removeprefix("incarnation=") if "incarnation=" in first else None
         )
 
-    def wait_release(self, timeout: float | None = None) -> Release | None:
-        """Blocks until the worker is released, or ``timeout`` seconds have passed (None: returned)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with DirectoryWatch(self.path) as watch:
-            poll = select.poll()
-            poll.register(watch.fileno(), select.POLLIN)
-            while (release := self.release()) is None:
-                left = RECHECK_S if deadline is None else min(RECHECK_S, deadline - time.monotonic())
-                if left <= 0:
-                    return None
-                if poll.poll(left * 1000):
-                    watch.drain()
-                else:
-                    watch.renew()
-        return release
-
-    async def wait_release_async(self) -> Release:
+    async def wait_release(self) -> Release:
         """Returns once the worker is released.
 
         The process may be frozen in here, and go on in another mount namespace where another directory

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
-from worker_hooks import guard, identity
+from worker_hooks import guard, identity, shm_names
 from worker_hooks.control import (
     INCARNATION_ENV,
     ControlDirectory,
@@ -92,6 +92,7 @@ class Hooks:
         """Quiesces, waits and applies the identity. True: a new incarnation, not resumed yet; False: the same one."""
         self.lifecycle.fire(Event.QUIESCE)
         await self.step(HookReason.QUIESCE_FAILED, quiesce)
+        shm_names.put_back(self._pid)
         findings = guard.scan(os.getpid())
         if findings:
             refusal = f"{findings[0].reason}: " + "; ".join(map(str, findings))
@@ -104,7 +105,7 @@ class Hooks:
         gc.freeze()
         self.lifecycle.fire(Event.QUIESCED)
         control.write_ready()
-        release = await control.wait_release_async()
+        release = await control.wait_release()
         control.remove_ready()
         if release.captured:
             self.stop()

@@ -34,4 +34,3 @@ class Complete(msgspec.Struct, frozen=True, tag="complete"):
 
 
 FromChild: TypeAlias = Alive | Decided | Loads
-ToChild: TypeAlias = Complete

@@ -18,7 +18,7 @@ async def main():
     control = ControlDirectory(Path(sys.argv[1]))
     control.prepare()
     control.write_ready()
-    release = await control.wait_release_async()
+    release = await control.wait_release()
     (control.path / "woken").write_text(f"{time.time()} {release.incarnation}")
     await asyncio.sleep(3600)
 

@@ -24,7 +24,6 @@ def directory(tmp_path: Path) -> ControlDirectory:
 
 def test_our_names_are_dynamos() -> None:
     assert constants.SNAPSHOT_CONTROL_DIR_ENV == control.LEGACY_CONTROL_DIR_ENV
-    assert constants.SNAPSHOT_RESTORE_STANDBY_ENV == control.STANDBY_ENV
     assert constants.READY_FOR_SNAPSHOT_FILE == control.READY_FOR_SNAPSHOT
     assert constants.SNAPSHOT_COMPLETE_FILE == control.SNAPSHOT_COMPLETE
     assert constants.RESTORE_COMPLETE_FILE == control.RESTORE_COMPLETE
@@ -80,19 +79,8 @@ def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_net")
-def test_the_blocking_wait_wakes_by_inotify(directory: ControlDirectory) -> None:
-    timer = threading.Timer(0.2, lambda: (directory.path / "restore-complete").write_text("incarnation=a\n"))
-    timer.start()
-    assert directory.wait_release(20) == Release(captured=False, incarnation="a")
-
-
-def test_the_blocking_wait_ends_in_time(directory: ControlDirectory) -> None:
-    assert directory.wait_release(0.05) is None
-
-
-@pytest.mark.usefixtures("no_net")
 async def test_the_wait_wakes_by_inotify(directory: ControlDirectory) -> None:
-    waiting = asyncio.create_task(directory.wait_release_async())
+    waiting = asyncio.create_task(directory.wait_release())
     await asyncio.sleep(0.1)
     (directory.path / ".new").write_text("incarnation=a\n")
     (directory.path / ".new").rename(directory.path / "restore-complete")
@@ -108,7 +96,7 @@ def _put_another_in_its_place(directory: ControlDirectory) -> None:
 
 @pytest.mark.usefixtures("no_net")
 async def test_sigcont_makes_it_look_at_the_directory_that_is_there_now(directory: ControlDirectory) -> None:
-    waiting = asyncio.create_task(directory.wait_release_async())
+    waiting = asyncio.create_task(directory.wait_release())
     await asyncio.sleep(0.1)
     _put_another_in_its_place(directory)
     (directory.path / "restore-complete").write_text("incarnation=clone\n")
@@ -123,7 +111,7 @@ async def test_without_a_signal_the_net_catches_it(
     directory: ControlDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "RECHECK_S", 0.2)
-    waiting = asyncio.create_task(directory.wait_release_async())
+    waiting = asyncio.create_task(directory.wait_release())
     await asyncio.sleep(0.1)
     _put_another_in_its_place(directory)
     (directory.path / "restore-complete").write_text("incarnation=clone\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dynamo_snapshot.fleet.core.draft import Draft
-from dynamo_snapshot.fleet.core.failures import captured, fail
+from dynamo_snapshot.fleet.core.failures import capture_failed, captured, fail
 from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
 from dynamo_snapshot.fleet.core.messages import Resign
 from dynamo_snapshot.fleet.core.state import Node, Replica
@@ -45,14 +45,17 @@ def reported(draft: Draft, report: Reported) -> None:
         draft.announce.add(report.node)
     elif node.reported is None:
         node = replace(node, first_seen=draft.now)
+    if report.fence < draft.state.fence:
+        # It has not seen this controller's list; a predecessor may have overwritten it with its own last one.
+        draft.announce.add(report.node)
     draft.nodes[report.node] = replace(node, reported=report, heard_at=report.at)
     for replica_report in report.replicas:
         _follow(draft, report, replica_report)
     open_orders = {order.id: order for order in draft.nodes[report.node].orders}
-    for outcome in report.outcomes:
-        order = open_orders.get(outcome.order_id)
-        if order is not None:
-            _ended(draft, report, order, outcome)
+    ended = [(open_orders[outcome.order_id], outcome) for outcome in report.outcomes if outcome.order_id in open_orders]
+    # Captures first: a source that is gone takes the order of its capture along.
+    for order, outcome in sorted(ended, key=lambda pair: pair[0].kind is not OrderKind.CAPTURE):
+        _ended(draft, report, order, outcome)
     _note_exits(draft, report)
 
 
@@ -62,7 +65,7 @@ def _follow(draft: Draft, report: Reported, seen: ReplicaReport) -> None:
             return
         _adopt(draft, report.node, seen)
     replica = draft.replicas[seen.replica_id]
-    changes: dict[str, object] = {"phase": seen.phase, "phase_since": seen.since}
+    changes: dict[str, object] = {"phase": seen.phase}
     if seen.phase in AT_CAPTURE and replica.capture_began is None:
         changes["capture_began"] = seen.since
     elif seen.phase is ReplicaPhase.RESUMING and replica.capture_began is not None and not replica.capture_took:
@@ -114,7 +117,7 @@ def _ended(draft: Draft, report: Reported, order: Order, outcome: Outcome) -> No
     if order.kind is OrderKind.CAPTURE:
         key = report.compatibility_keys.get(order.pool)
         if order.pool in draft.pools:
-            captured(draft, order.pool, key, outcome.status, outcome.finished_at - outcome.started_at)
+            captured(draft, order.pool, key, outcome)
             what = f"capture of {order.replica_id} {outcome.status}"
             draft.record(order.pool, what, outcome.reason or outcome.snapshot_id or "")
         if replica is not None:
@@ -130,13 +133,13 @@ def _ended(draft: Draft, report: Reported, order: Order, outcome: Outcome) -> No
         if replica.state in ALIVE:
             fail(draft, replica.id, Happening.BROKE, outcome.reason or outcome.status, outcome.message)
         if not _lives(report, replica.id):
-            draft.remove(replica.id)
+            _forget(draft, report, replica.id)
         return
     draft.set_replica(replica.id, stop_order=None)
     if outcome.status is OrderStatus.DONE or outcome.reason == Reason.UNKNOWN_REPLICA:
         started = draft.replicas[replica.id].start_order is not None
         if not _lives(report, replica.id) and (not started or order.kind is OrderKind.KILL):
-            draft.remove(replica.id)
+            _forget(draft, report, replica.id)
     elif order.kind is not OrderKind.CANCEL and replica.state is ReplicaState.DRAINING:
         fail(draft, replica.id, Happening.OVERDUE, outcome.reason or outcome.status, outcome.message)
 
@@ -160,12 +163,19 @@ def _note_exits(draft: Draft, report: Reported) -> None:
             if replica.state in ALIVE:
                 fail(draft, replica.id, Happening.BROKE, reason, message)
             if replica.start_order is None:
-                draft.remove(replica.id)
+                _forget(draft, report, replica.id)
         elif seen is None and replica.start_order is None and replica.state is not ReplicaState.SERVING:
             # The node does not know it: it is gone, or was never there. Whom discovery shows still counts.
             if replica.state in ALIVE:
                 fail(draft, replica.id, Happening.BROKE, Reason.UNKNOWN_REPLICA, "its node does not report it")
-            draft.remove(replica.id)
+            _forget(draft, report, replica.id)
+
+
+def _forget(draft: Draft, report: Reported, replica_id: str) -> None:
+    replica = draft.replicas[replica_id]
+    if replica.capture_order is not None and replica.state is ReplicaState.FAILED and replica.pool in draft.pools:
+        capture_failed(draft, report.compatibility_keys.get(replica.pool))
+    draft.remove(replica_id)
 
 
 def _lives(report: Reported, replica_id: str) -> bool:

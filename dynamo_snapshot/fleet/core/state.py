@@ -47,7 +47,6 @@ class Replica(Value, frozen=True):
     stops_tried: tuple[OrderKind, ...] = ()
     phase: ReplicaPhase | None = None
     """The node's newest word; None: it has not reported it yet."""
-    phase_since: float = 0.0
     capture_began: float | None = None
     """When it became ready for its capture."""
     capture_took: float = 0.0
