@@ -49,13 +49,16 @@ class ColdStart:
         replica = self._replica
         if not replica.record.capture or is_registered(replica):
             return
-        try:
-            async with asyncio.timeout(self._node.settings.release_after_s):
-                await replica.until(lambda: True if replica.capturing or replica.released else None)
-        except TimeoutError:
-            log.info("no capture was ordered: the worker goes on", replica=replica.id)
-            replica.let_go(self._node.release_environment(replica))
-        await replica.until(lambda: True if replica.released else None)
+        while not replica.released:
+            try:
+                async with asyncio.timeout(self._node.settings.release_after_s):
+                    await replica.until(lambda: True if replica.capturing or replica.released else None)
+            except TimeoutError:
+                if not replica.capturing:  # a capture may have begun in the very moment
+                    log.info("no capture was ordered: the worker goes on", replica=replica.id)
+                    replica.let_go(self._node.release_environment(replica))
+            # A capture that fails lets its source go; one that could not do even that leaves it to the next round.
+            await replica.until(lambda: True if replica.released or not replica.capturing else None)
 
     async def resume(self) -> None:
         await registered(self._node, self._replica)

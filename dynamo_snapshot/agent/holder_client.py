@@ -90,7 +90,8 @@ class HolderClient:
         self._answers.append(answer)
         self._writer.write(json.dumps(request).encode() + b"\n")
         try:
-            found = await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):  # wait_for can lose a cancellation that meets the answer
+                found = await answer
         except TimeoutError:
             raise SnapshotError(
                 Reason.HOLDER_FAILED, f"the holder (pid {self.pid}) did not answer in {ANSWER_TIMEOUT_S:g} s"

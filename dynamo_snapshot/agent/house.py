@@ -169,7 +169,8 @@ class HostHouses:
         if path.exists() or group is not None:
             await self._end(path, group)
         if process is not None:
-            await process.wait()
+            with contextlib.suppress(TimeoutError):  # what is stuck in the kernel is left to it
+                await asyncio.wait_for(process.wait(), _END_S)
         if group is not None:
             await self._remove_group(group)
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

@@ -116,8 +116,8 @@ class Replica:
     def let_go(self, environment: dict[str, str]) -> None:
         """Releases the worker, which waits at ready-for-snapshot or was just restored, as this record's incarnation."""
         assert self.house is not None
-        self.released = True
         self.house.control.release(self.record.incarnation, dict(environment))
+        self.released = True
         self.update()
 
     def update(self) -> None:

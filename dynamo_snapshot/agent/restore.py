@@ -42,9 +42,14 @@ class Restore:
                 f"Remove it with `dynamo-snapshot snapshots rm {snapshot_id}` and capture again.",
             )
         self.replica = self._node.admit(self._order, self._spec, Way.RESTORE)
-        wanted, manifest = await asyncio.gather(
-            self._node.parts(self._order.pool, self._spec), asyncio.to_thread(self._take, snapshot_id)
-        )
+        taking = asyncio.create_task(asyncio.to_thread(self._take, snapshot_id))
+        try:
+            wanted = await self._node.parts(self._order.pool, self._spec)
+            manifest = await asyncio.shield(taking)
+        finally:
+            # What it takes is given back by this phase's undo, which must not come before it.
+            await asyncio.wait({taking})
+            taking.exception()
         self._manifest = manifest
         captured = manifest.capture.compatibility
         if compatibility_key(captured) != compatibility_key(wanted):
@@ -106,8 +111,9 @@ class Restore:
 
     def _take(self, snapshot_id: str) -> Manifest:
         """Keeps the snapshot from being removed, and refuses it unless it is what was published. Blocks."""
-        self._use = self._node.store.use(snapshot_id)
-        self._images = self._use.__enter__()
+        use = self._node.store.use(snapshot_id)
+        self._images = use.__enter__()
+        self._use = use
         return self._node.store.check_unchanged(snapshot_id)
 
     def _leave_snapshot(self) -> None:

@@ -1,21 +1,35 @@
-"""Waiting for a folder to change, by inotify: no poll, no delay."""
+"""Waiting for a folder to change, by inotify: no poll, no delay, unless the host grants no watch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import structlog
+
 from worker_hooks.inotify import DirectoryWatch
+
+log = structlog.get_logger()
+
+LOOK_S = 0.5
+"""How often to look where inotify is refused, as at the limit of fs.inotify.max_user_instances."""
 
 
 @asynccontextmanager
 async def changes(folder: Path) -> AsyncIterator[asyncio.Event]:
     """Yields an event that is set whenever an entry of ``folder`` is made, written or renamed into place."""
-    loop = asyncio.get_running_loop()
     event = asyncio.Event()
-    with DirectoryWatch(folder) as watch:
+    try:
+        watch = DirectoryWatch(folder)
+    except OSError as error:
+        log.warning("no watch: looking twice a second", folder=str(folder), cause=str(error))
+        with _set_regularly(event):
+            yield event
+        return
+    loop = asyncio.get_running_loop()
+    with watch:
 
         def on_readable() -> None:
             watch.drain()
@@ -26,3 +40,17 @@ async def changes(folder: Path) -> AsyncIterator[asyncio.Event]:
             yield event
         finally:
             loop.remove_reader(watch.fileno())
+
+
+@contextmanager
+def _set_regularly(event: asyncio.Event) -> Iterator[None]:
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            event.set()
+
+    task = asyncio.create_task(tick(), name="folder-looks")
+    try:
+        yield
+    finally:
+        task.cancel()
