@@ -24,13 +24,16 @@ from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.status import fleet_status
 from dynamo_snapshot.model import (
     Decision,
+    Exit,
     Instance,
+    Order,
     OrderKind,
     OrderStatus,
     Outcome,
     PoolStatus,
     Reason,
     ReplicaPhase,
+    ReplicaReport,
     ReplicaState,
     Reported,
     StartTimes,
@@ -377,6 +380,40 @@ def test_a_key_whose_captures_keep_failing_is_not_captured_for_ever() -> None:
     assert len(world.issued(OrderKind.CAPTURE)) == 2
 
 
+def at_its_capture() -> tuple[World, ReplicaReport, Order, Order]:
+    """A first worker for which a capture is ordered: the world, its report, the start order and the capture order."""
+    world = World(rules())
+    while not world.issued(OrderKind.CAPTURE):
+        world.run(0.25)
+    start, capture = world.open_orders()
+    assert (start.kind, capture.kind) == (OrderKind.COLD_START, OrderKind.CAPTURE)
+    return world, world.reports["one"].replicas[0], start, capture
+
+
+def failed(order: Order, at: float, reason: Reason) -> Outcome:
+    return Outcome(order_id=order.id, status=OrderStatus.FAILED, started_at=at, finished_at=at, reason=reason)
+
+
+def test_a_capture_that_takes_its_worker_along_counts_as_failed_once() -> None:
+    world, seen, start, capture = at_its_capture()
+    gone = replace(seen, phase=ReplicaPhase.EXITED, exit=Exit(code=-9, at=world.now))
+    ended = failed(start, world.now, Reason.WORKER_EXITED), failed(capture, world.now, Reason.CRIU_DUMP_FAILED)
+    for outcomes in (ended[:1], ended, ended[::-1]):
+        report = replace(world.reports["one"], replicas=(gone,), outcomes=outcomes)
+        state, _ = step(world.state, NodeReported(reported=report), world.now)
+        assert seen.replica_id not in state.replicas
+        assert state.capture_failures == {"key-of-decode": 1}
+
+
+@pytest.mark.parametrize("reason", [Reason.AGENT_RESTARTED, Reason.DISK_FULL])
+def test_a_capture_that_failed_for_what_passes_may_be_tried_again(reason: Reason) -> None:
+    world, _, _, capture = at_its_capture()
+    report = replace(world.reports["one"], outcomes=(failed(capture, world.now, reason),))
+    state, _ = step(world.state, NodeReported(reported=report), world.now)
+    assert state.capture_failures == {}
+    assert not any(order.kind is OrderKind.CAPTURE for order in state.nodes["one"].orders)
+
+
 def test_what_fails_while_discovery_is_unknown_is_nobody_s_fault() -> None:
     world = settled(1, luck=Luck(restore_s=2.0))
     world.decide(3)
@@ -680,6 +717,18 @@ def test_a_node_that_obeys_a_higher_fence_makes_it_resign_and_act_no_more() -> N
     assert commands[0] == Resign(fence=world.fence + 1)
     assert not any(isinstance(command, SetWanted) for command in commands)
     assert step(state, Decided(decision=Decision(revision=1, id=77, decode=5)), world.now) == (state, ())
+
+
+def test_a_node_that_still_obeys_the_last_controller_is_told_again() -> None:
+    world = settled(1)
+    world.decide(2)  # written, and overwritten by a predecessor that did not know yet that it was one
+    open_orders = world.state.nodes["one"].orders
+    report = replace(world.reports["one"], fence=world.fence - 1, at=world.now)
+    _, commands = step(world.state, NodeReported(reported=report), world.now)
+    lists = [command.wanted for command in commands if isinstance(command, SetWanted)]
+    assert [(wanted.fence, wanted.orders) for wanted in lists] == [(world.fence, open_orders)]
+    _, commands = step(world.state, NodeReported(reported=replace(report, fence=world.fence)), world.now)
+    assert not any(isinstance(command, SetWanted) for command in commands)
 
 
 def test_a_port_that_is_used_again_is_not_mistaken() -> None:

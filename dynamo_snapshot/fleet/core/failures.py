@@ -8,7 +8,7 @@ from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
 from dynamo_snapshot.fleet.core.messages import Quarantine
 from dynamo_snapshot.fleet.core.state import Block, Replica
-from dynamo_snapshot.model import OrderStatus, Reason, ReplicaState, Way
+from dynamo_snapshot.model import OrderStatus, Outcome, Reason, ReplicaState, Way
 
 NOT_THE_SNAPSHOT = frozenset(
     {
@@ -25,7 +25,7 @@ NOT_THE_SNAPSHOT = frozenset(
         Reason.SERVER_UNREACHABLE,
     }
 )
-"""Failures of a restore that say nothing of the snapshot."""
+"""Failures of a restore or a capture that say nothing of the snapshot."""
 CERTAINLY_THE_SNAPSHOT = frozenset({Reason.SNAPSHOT_CORRUPT, Reason.SNAPSHOT_CHANGED})
 """Failures after which a snapshot is never tried again."""
 
@@ -76,16 +76,21 @@ def _proven(draft: Draft, replica: Replica) -> bool:
     return replica.served_since is not None and draft.now - replica.served_since >= draft.rules.proven_s
 
 
-def captured(draft: Draft, pool: str, key: str | None, status: OrderStatus, seconds: float) -> None:
-    """A capture ended."""
-    failures = dict(draft.state.capture_failures)
-    if status is OrderStatus.DONE:
-        samples = (*draft.pools[pool].capture_seconds, seconds)[-32:]
+def captured(draft: Draft, pool: str, key: str | None, outcome: Outcome) -> None:
+    """A capture of a worker with compatibility ``key`` ended."""
+    if outcome.status is OrderStatus.DONE:
+        samples = (*draft.pools[pool].capture_seconds, outcome.finished_at - outcome.started_at)[-32:]
         draft.set_pool(pool, capture_seconds=samples)
-        failures.pop(key or "", None)
-    elif key is not None and status is OrderStatus.FAILED:
-        failures[key] = failures.get(key, 0) + 1
-    draft.set(capture_failures=failures)
+        draft.set(capture_failures={k: count for k, count in draft.state.capture_failures.items() if k != key})
+    elif outcome.status is OrderStatus.FAILED and outcome.reason not in NOT_THE_SNAPSHOT:
+        capture_failed(draft, key)
+
+
+def capture_failed(draft: Draft, key: str | None) -> None:
+    """Notes a failed capture against its compatibility key, where that is known."""
+    if key is not None:
+        failures = draft.state.capture_failures
+        draft.set(capture_failures={**failures, key: failures.get(key, 0) + 1})
 
 
 def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:

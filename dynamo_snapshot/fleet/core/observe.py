@@ -45,7 +45,7 @@ def reported(draft: Draft, report: Reported) -> None:
         draft.announce.add(report.node)
     elif node.reported is None:
         node = replace(node, first_seen=draft.now)
-    if report.fence < draft.state.fence:
+    if report.fence < draft.state.fence and report.at > draft.state.started_at:
         # It has not seen this controller's list; a predecessor may have overwritten it with its own last one.
         draft.announce.add(report.node)
     draft.nodes[report.node] = replace(node, reported=report, heard_at=report.at)
