@@ -515,6 +515,22 @@ def test_a_full_node_is_named_and_frees_nobody() -> None:
     assert (status.target, status.achievable, status.unachievable_reason) == (5, 3, Reason.NODE_AT_CAPACITY)
 
 
+def test_who_drains_still_takes_up_its_node() -> None:
+    world = settled(2, replace(rules(), node_capacity=2))
+    world.decide(1)
+    node = world.nodes["one"]
+    node.see(world.wanted["one"])
+    for operation in node.operations.values():
+        operation.due = world.now + 3  # it finishes what is in flight
+    world.decide(2)
+    orders = len(world.orders)
+    world.run(2)
+    assert len(world.orders) == orders
+    assert world.state.pools["decode"].waits_for == Reason.NODE_AT_CAPACITY
+    world.run(5)
+    assert len(world.serving()) == len(world.live()) == 2
+
+
 def test_a_hung_start_is_killed_at_its_deadline_and_replaced() -> None:
     world = settled(1)
     world.luck.hanging = 1.0

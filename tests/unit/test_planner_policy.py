@@ -62,6 +62,16 @@ def test_counts_whose_sum_is_no_number_any_more_ask_for_the_most_and_break_nothi
     assert (proposal.replicas, proposal.action) == (POLICY.max_replicas, Action.RAISE)
 
 
+def test_a_change_is_followed_by_a_cool_down_before_the_target_falls() -> None:
+    driver = Driver(replace(POLICY, scale_down_after_s=2, cooldown_s=10))
+    driver.tick([1])
+    assert driver.tick([20]).replicas == 5
+    raised_at = driver.now
+    while (proposal := driver.tick([1] * 5)).replicas == 5:
+        assert driver.now - raised_at < 10, proposal.reason
+    assert (driver.now - raised_at, proposal.replicas) == (10, 2)
+
+
 def test_a_spike_raises_at_once_to_what_the_work_needs() -> None:
     driver = Driver()
     driver.tick([1])
