@@ -81,12 +81,18 @@ class EtcdStore:
 
     async def save(self, memory: Memory) -> None:
         transactions = self._client.transactions
+        fence = str(self._fence).encode()
+        put = transactions.put(self._memory_key, encode(memory))
         with etcd_errors(self._url, "remember targets"):
             saved, _ = await self._client.transaction(
-                compare=[transactions.value(self._fence_key) == str(self._fence).encode()],
-                success=[transactions.put(self._memory_key, encode(memory))],
-                failure=[],
+                compare=[transactions.value(self._fence_key) == fence], success=[put], failure=[]
             )
+            if not saved:  # an etcd that lost its data knows of no fence at all: that is nobody else's
+                saved, _ = await self._client.transaction(
+                    compare=[transactions.version(self._fence_key) == 0],
+                    success=[transactions.put(self._fence_key, fence), put],
+                    failure=[],
+                )
         if not saved:
             raise SnapshotError(
                 Reason.STALE_FENCE,

@@ -83,6 +83,21 @@ async def test_who_lost_the_fence_cannot_write(another: Another) -> None:
     assert await second.load() == MEMORY
 
 
+async def test_an_etcd_that_lost_its_data_is_told_again(etcd_url: str) -> None:
+    namespace = f"lost-{time.monotonic_ns()}"
+    async with etcd_store(etcd_url, namespace) as first, etcd_store(etcd_url, namespace) as second:
+        fence = await first.take_fence(at_least=8)
+        await first.save(Memory())
+        async with connected(etcd_url) as client:
+            await client.delete_prefix(f"dynamo_snapshot/{namespace}/".encode())
+        await first.save(MEMORY)
+        assert await second.load() == MEMORY
+        assert await second.take_fence(at_least=1) == fence + 1
+        with pytest.raises(SnapshotError) as caught:
+            await first.save(Memory())
+    assert caught.value.reason is Reason.STALE_FENCE
+
+
 async def test_an_outage_has_its_reason(free_port: Callable[[], int]) -> None:
     async with etcd_store(f"http://127.0.0.1:{free_port()}", "nobody") as store:
         with pytest.raises(SnapshotError) as caught:
