@@ -172,7 +172,14 @@ class Node:
 
     def release_environment(self, replica: Replica) -> dict[str, str]:
         """What an incarnation has of its own, for its restore context."""
-        return {**replica.record.spec.incarnation_environment, "DYN_TCP_RPC_PORT": str(replica.record.rpc_port)}
+        record = replica.record
+        return {
+            **record.spec.incarnation_environment,
+            "DYN_TCP_RPC_PORT": str(record.rpc_port),
+            control.INCARNATION_ENV: record.incarnation,
+            # Not part of a snapshot's key, so a clone may have been captured with another.
+            control.DRAIN_TIMEOUT_ENV: f"{record.spec.drain_timeout_s:g}",
+        }
 
     def worker_environment(self, replica: Replica) -> dict[str, str]:
         """The whole environment of a cold worker."""
