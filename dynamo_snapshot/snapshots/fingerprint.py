@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.model import WorkerSpec
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, environment_that_matters
 from dynamo_snapshot.snapshots.distributions import installed_distributions, interpreter_of
 from dynamo_snapshot.snapshots.host_facts import HostFacts
@@ -36,8 +37,15 @@ def fingerprint(
     Raises:
         SnapshotError: ``configuration_invalid`` when program or model cannot be read.
     """
-    interpreter = interpreter_of(spec.command, spec.environment)
-    distributions = installed_distributions(interpreter.path) if not image_digest else {}
+    try:
+        interpreter = interpreter_of(spec.command, spec.environment)
+        distributions = installed_distributions(interpreter.path) if not image_digest else {}
+    except OSError as error:  # an installation under way takes files away between a look and a read
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"what is installed for {spec.command[0]!r} cannot be read: {error.strerror}: {error.filename}",
+            "It is looked at again by itself; if an installation was under way, nothing is to be done.",
+        ) from error
     name = engine or engine_of(spec.command)
     return CompatibilityParts(
         engine=name,

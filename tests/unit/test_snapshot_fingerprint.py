@@ -12,6 +12,7 @@ import pytest
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, WorkerSpec
+from dynamo_snapshot.snapshots import distributions
 from dynamo_snapshot.snapshots.distributions import Interpreter, installed_distributions, interpreter_of
 from dynamo_snapshot.snapshots.fingerprint import fingerprint
 from dynamo_snapshot.snapshots.host_facts import cpu_features, read_host_facts
@@ -199,3 +200,13 @@ def test_gpus_are_read_from_the_drivers_files(tmp_path: Path) -> None:
     facts = read_host_facts(tmp_path)
     assert facts.gpu_models == ("NVIDIA A100", "NVIDIA H200")
     assert facts.gpu_driver == "580.159.04"
+
+
+def test_an_installation_under_way_is_named_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken_away(folder: Path) -> str:
+        raise FileNotFoundError(2, "No such file or directory", str(folder / "RECORD"))
+
+    monkeypatch.setattr(distributions, "_content", taken_away)
+    with pytest.raises(SnapshotError, match="RECORD") as refused:
+        fingerprint(WorkerSpec(command=(sys.executable,)), read_host_facts(), "4")
+    assert refused.value.reason is Reason.CONFIGURATION_INVALID
