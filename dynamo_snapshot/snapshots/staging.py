@@ -114,10 +114,12 @@ class Staging:
 
     def discard(self) -> None:
         """Removes all that was staged; does nothing once it was published."""
-        if self._folder.exists():
-            shutil.rmtree(self._folder)
-            self._layout.admission(self.id).unlink(missing_ok=True)
-        self._release()
+        try:
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+                self._layout.admission(self.id).unlink(missing_ok=True)
+        finally:
+            self._release()  # what could not be removed, a sweep takes, which it does not while it is locked
 
     def _release(self) -> None:
         self._layout.staging_lock(self.id).unlink(missing_ok=True)

@@ -62,7 +62,12 @@ class SnapshotStore:
             lock = try_exclusive(self._layout.staging_lock(snapshot_id))
             if lock is None:
                 raise SnapshotError(Reason.INTERNAL_ERROR, f"the staging of {snapshot_id} is held by someone else")
-            (self._layout.staging / snapshot_id / IMAGES).mkdir(mode=0o700, parents=True)
+            try:
+                (self._layout.staging / snapshot_id / IMAGES).mkdir(mode=0o700, parents=True)
+            except OSError:
+                self._layout.staging_lock(snapshot_id).unlink(missing_ok=True)
+                lock.release()
+                raise
         return Staging(snapshot_id, self._layout, lock, self._clock)
 
     # reading
@@ -266,9 +271,9 @@ class SnapshotStore:
         """
         summaries = []
         for snapshot_id in self._layout.ids():
-            try:
-                summaries.append(self._summarize(snapshot_id))
-            except SnapshotError as error:
-                with suppress(FileNotFoundError):  # removed since we looked
+            with suppress(FileNotFoundError):  # removed since we looked
+                try:
+                    summaries.append(self._summarize(snapshot_id))
+                except SnapshotError as error:
                     summaries.append(self._unreadable(snapshot_id, error))
         return sorted(summaries, key=lambda summary: (summary.created_at, summary.id), reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -312,3 +313,40 @@ def test_after_a_reboot_renumbered_files_are_to_be_admitted_again(
 
 def test_id_names_its_pool(store: SnapshotStore) -> None:
     assert pool_of(publish(store, {"a": b"a"}, "a-pool")) == "a-pool"
+
+
+def test_a_staging_that_cannot_be_made_or_removed_holds_no_lock(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    staging = store.stage("decode")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", full)
+        with pytest.raises(OSError, match="No space"):
+            staging.discard()
+    assert store.sweep() == [f".removed/{staging.id}"]
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(store._layout, "create", lambda: None)
+        patched.setattr(Path, "mkdir", full)
+        with pytest.raises(OSError, match="No space"):
+            store.stage("decode")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(store.root / ".staging") == []
+
+
+def test_a_snapshot_that_is_removed_while_it_is_listed_is_left_out(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, removed = publish(store), publish(store)
+    check = integrity.check_unchanged
+
+    def too_late(folder: Path, admission: integrity.Admission) -> None:
+        if admission.snapshot_id == removed:
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        check(folder, admission)
+
+    monkeypatch.setattr(integrity, "check_unchanged", too_late)
+    assert [summary.id for summary in store.list()] == [kept]
