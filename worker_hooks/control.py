@@ -170,7 +170,8 @@ class ControlDirectory:
                     if (release := self.release()) is not None:
                         return release
                     try:
-                        await asyncio.wait_for(changed.wait(), RECHECK_S)
+                        async with asyncio.timeout(RECHECK_S):
+                            await changed.wait()
                     except TimeoutError:
                         watch.renew()
             finally:

@@ -164,7 +164,8 @@ class AgentService:
     async def _report(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._changed.wait()
                 await asyncio.sleep(COALESCE_S)
             self._changed.clear()
             try:
@@ -187,7 +188,8 @@ class AgentService:
                 self._keys = keys
                 self._changed.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._workers_changed.wait(), REFRESH_S)
+                async with asyncio.timeout(REFRESH_S):
+                    await self._workers_changed.wait()
             self._workers_changed.clear()
 
     async def _forget_exited(self) -> None:

@@ -42,7 +42,8 @@ class Upkeep:
             except OSError as error:  # a store that cannot be read is no reason to leave the replicas alone
                 log.error("the store cannot be looked after", cause=str(error))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._woken.wait()
 
     async def once(self) -> None:
         """Looks, admits what is new, removes what retention says, and scrubs when it is time."""

@@ -79,7 +79,8 @@ class EtcdDiscovery:
 async def _next(events: AsyncIterator[aetcd.rtypes.Event]) -> aetcd.rtypes.Event | None:
     """The next event; None: there was none for :data:`READ_AGAIN_S`, or there will be none."""
     try:
-        return await asyncio.wait_for(anext(events), READ_AGAIN_S)
+        async with asyncio.timeout(READ_AGAIN_S):
+            return await anext(events)
     except (TimeoutError, StopAsyncIteration):
         return None
 

@@ -245,7 +245,8 @@ class Controller:
             await self._publisher.publish(fleet_status(self.state, self._clock()))
             await asyncio.sleep(STATUS_AT_MOST_S)
             try:
-                await asyncio.wait_for(self._changed.wait(), STATUS_AT_LEAST_S)
+                async with asyncio.timeout(STATUS_AT_LEAST_S):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

@@ -97,7 +97,8 @@ class DynamoPlanner:
         try:
             while True:
                 try:
-                    line = await asyncio.wait_for(child.stdout.readline(), SILENT_S)
+                    async with asyncio.timeout(SILENT_S):
+                        line = await child.stdout.readline()
                 except TimeoutError:
                     log.warning("bridge_hangs", silent_s=SILENT_S)
                     return

@@ -64,7 +64,8 @@ class Decisions:
                 )
             # wait() returns at once while a decision is open; the planner may also replace it meanwhile.
             try:
-                await asyncio.wait_for(self._acknowledged.wait(), ALIVE_S)
+                async with asyncio.timeout(ALIVE_S):
+                    await self._acknowledged.wait()
             except TimeoutError:
                 continue
 
@@ -77,7 +78,8 @@ class Decisions:
     async def watch_over(self) -> None:
         """Says that the runtime answers; raises TimeoutError, or the runtime's own error, when it does not."""
         while True:
-            await asyncio.wait_for(self._client.get(), DEAF_S)
+            async with asyncio.timeout(DEAF_S):
+                await self._client.get()
             self._output.write(Alive())
             await asyncio.sleep(ALIVE_S)
 
@@ -136,7 +138,8 @@ async def obey(decisions: Decisions) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        await asyncio.wait_for(decisions.complete(msgspec.json.decode(line, type=Complete).id), DEAF_S)
+        async with asyncio.timeout(DEAF_S):
+            await decisions.complete(msgspec.json.decode(line, type=Complete).id)
 
 
 async def run(namespace: str, endpoints: list[str], output: Output) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,3 +145,45 @@ async def test_discovery_says_whether_a_worker_is_registered_or_that_nobody_know
     with pytest.raises(SnapshotError) as unknown:
         await is_registered(20002)  # type: ignore[misc]
     assert unknown.value.reason is Reason.SERVER_UNREACHABLE
+
+
+async def test_it_ends_when_it_is_told_to_in_the_moment_it_is_woken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``asyncio.wait_for`` swallows that cancellation before Python 3.12, and the loop goes on for ever."""
+    upkeep = World(tmp_path).upkeep()
+    looked = asyncio.Event()
+
+    async def once() -> None:
+        looked.set()
+
+    monkeypatch.setattr(upkeep, "once", once)
+    running = asyncio.create_task(upkeep.run())
+    await looked.wait()
+    await asyncio.sleep(0.01)
+    upkeep.wake()
+    await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=2)
+    assert done
+
+
+async def test_a_disk_that_cannot_read_one_snapshot_keeps_no_other_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = world.publish(), world.publish()
+    shutil.rmtree(world.store.root / ".node" / "admitted")
+    admit = world.store.admit
+
+    def reads(snapshot_id: str) -> object:
+        if snapshot_id == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return admit(snapshot_id)
+
+    monkeypatch.setattr(world.store, "admit", reads)
+    upkeep = world.upkeep()
+    await upkeep.once()
+    found = {summary.id: summary for summary in upkeep.summaries}
+    assert found[good].admitted
+    assert not found[bad].admitted
+    assert found[bad].reason == Reason.SNAPSHOT_CORRUPT
