@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -91,6 +92,10 @@ class Upkeep:
             if error.reason is not Reason.SNAPSHOT_MISSING:
                 log.error("a snapshot is not what was published", snapshot=snapshot_id, cause=str(error))
                 self._node.distrusted[snapshot_id] = error.message
+        except OSError as error:  # of this snapshot: the others are looked after all the same
+            log.error("a snapshot cannot be digested", snapshot=snapshot_id, cause=str(error))
+            if error.errno == errno.EIO:
+                self._node.distrusted[snapshot_id] = f"snapshot {snapshot_id} cannot be read: {error}"
         await self._look()
 
     async def _retain(self) -> None:
