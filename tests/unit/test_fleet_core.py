@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fleet_world import Luck, World, rules
 from msgspec.structs import replace
@@ -220,10 +222,11 @@ def test_another_key_is_captured_again() -> None:
     assert world.issued(OrderKind.RESTORE)[-1].snapshot_id == "snapshot-one-1"
 
 
-def test_a_snapshot_that_is_not_admitted_or_has_a_reason_is_not_used() -> None:
+@pytest.mark.parametrize("flaw", [{"reason": "snapshot_corrupt"}, {"admitted": False}])
+def test_a_snapshot_that_is_not_admitted_or_has_a_reason_is_not_used(flaw: dict[str, Any]) -> None:
     world = settled(1)
     node = world.nodes["one"]
-    node.snapshots = [replace(node.snapshots[0], reason="snapshot_corrupt")]
+    node.snapshots = [replace(node.snapshots[0], **flaw)]
     node.dirty = True
     world.run(1)
     world.decide(2)
@@ -581,6 +584,21 @@ def test_pending_replicas_go_before_those_that_serve() -> None:
         OrderKind.RESTORE,
         OrderKind.CANCEL,
     }
+
+
+def test_who_has_not_registered_goes_before_an_idle_one_that_serves() -> None:
+    world = settled(2)
+    served = {replica.id for replica in world.serving()}
+    for replica in world.serving():
+        world.loads[replica.instance_id or 0] = WorkerLoad(running=0, queued=0, at=world.now)
+    world.luck.registers = False
+    world.decide(3)
+    world.run(3)
+    late = next(replica for replica in world.state.replicas.values() if replica.id not in served)
+    assert late.state is ReplicaState.RESUMING
+    world.decide(2)
+    assert world.state.replicas[late.id].state is ReplicaState.DRAINING
+    assert {replica.id for replica in world.serving()} == served
 
 
 def test_idle_goes_before_busy_the_least_loaded_before_the_most_and_unknown_last() -> None:
