@@ -170,7 +170,8 @@ class HostHouses:
             await self._end(path, group)
         if process is not None:
             with contextlib.suppress(TimeoutError):  # what is stuck in the kernel is left to it
-                await asyncio.wait_for(process.wait(), _END_S)
+                async with asyncio.timeout(_END_S):
+                    await process.wait()
         if group is not None:
             await self._remove_group(group)
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -183,7 +184,8 @@ class HostHouses:
         helpers = _helpers(house)
         try:
             # A CRIU that is killed in the middle of a dump may leave its worker broken: it is waited for first.
-            await asyncio.wait_for(asyncio.gather(*(wait_pid(pid) for pid in helpers)), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(wait_pid(pid) for pid in helpers))
         except TimeoutError:
             for pid in _helpers(house):  # asked again: another process may have the number of one that has ended
                 with contextlib.suppress(ProcessLookupError):
@@ -211,7 +213,8 @@ class HostHouses:
             if group is not None:
                 Cgroups.kill(group)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*(wait_pid(pid) for pid in pids)), _END_S)
+                async with asyncio.timeout(_END_S):
+                    await asyncio.gather(*(wait_pid(pid) for pid in pids))
 
     async def _remove_group(self, group: Path) -> None:
         deadline = asyncio.get_running_loop().time() + _END_S

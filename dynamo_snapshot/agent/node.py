@@ -149,11 +149,13 @@ class Node:
         if replica.exit is None and replica.house is not None:
             try:
                 await replica.house.holder.signal(signal.SIGKILL)
-                await asyncio.wait_for(replica.gone(), KILL_GRACE_S)
+                async with asyncio.timeout(KILL_GRACE_S):
+                    await replica.gone()
             except (SnapshotError, TimeoutError):
                 replica.house.holder.end()
                 try:
-                    await asyncio.wait_for(replica.gone(), KILL_GRACE_S)
+                    async with asyncio.timeout(KILL_GRACE_S):
+                        await replica.gone()
                 except TimeoutError:
                     await self.houses.remove(replica.id)
         return await replica.gone()
@@ -166,7 +168,8 @@ class Node:
             with contextlib.suppress(SnapshotError):
                 await replica.house.holder.signal(signal.SIGTERM)
         try:
-            return await asyncio.wait_for(replica.gone(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await replica.gone()
         except TimeoutError:
             return None
 

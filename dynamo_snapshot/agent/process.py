@@ -35,7 +35,8 @@ class Process:
         """Kills the whole group and reaps the process; what is stuck in the kernel is left after a grace."""
         try:
             self.signal_group(signal.SIGKILL)
-            await asyncio.wait_for(self.wait(), KILL_GRACE_S)
+            async with asyncio.timeout(KILL_GRACE_S):
+                await self.wait()
         except (ProcessLookupError, TimeoutError):
             self._popen.poll()
 

@@ -52,7 +52,8 @@ async def _drain(house: House, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError, SnapshotError):
             if ControlDirectory(house.path / holder.CONTROL).state() is not None:
                 await house.holder.signal(signal.SIGTERM)
-                await asyncio.wait_for(house.holder.lost, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await house.holder.lost
     finally:
         await house.holder.close()
 

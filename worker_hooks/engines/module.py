@@ -157,7 +157,8 @@ class ModuleHooks:
 
     async def _wait_tested(self) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(self._outcome()), AUXILIARY_TIMEOUT_S)
+            async with asyncio.timeout(AUXILIARY_TIMEOUT_S):
+                await asyncio.shield(self._outcome())
         except TimeoutError as error:
             raise HookError(
                 HookReason.SELF_TEST_FAILED,
