@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from pathlib import Path
 
 from worker_hooks.inotify import DirectoryWatch
 from worker_hooks.reasons import HookError, HookReason
+
+logger = logging.getLogger(__name__)
 
 CONTROL_DIR_ENV = "SNAPSHOT_CONTROL_DIR"
 """Set: the worker is to become ready-for-snapshot and wait there."""
@@ -150,9 +153,14 @@ class ControlDirectory:
         the source's directory instead, the watch is renewed after :data:`RECHECK_S`, or at once on SIGCONT,
         which the agent may send (a process that does not know it ignores it).
         """
+        try:
+            watch = DirectoryWatch(self.path)
+        except OSError as error:  # such as at the host's limit of watches: slower is better than not at all
+            logger.warning("%s cannot be watched, looking every %g s: %s", self.path, RECHECK_S, error)
+            return await self._look_for_release()
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
-        with DirectoryWatch(self.path) as watch:
+        with watch:
 
             def look_again() -> None:
                 watch.drain()
@@ -178,6 +186,11 @@ class ControlDirectory:
                 loop.remove_reader(watch.fileno())
                 if handles_signals:
                     loop.remove_signal_handler(signal.SIGCONT)
+
+    async def _look_for_release(self) -> Release:
+        while (release := self.release()) is None:  # noqa: ASYNC110  # there is nothing that could tell
+            await asyncio.sleep(RECHECK_S)
+        return release
 
     def _write(self, name: str, content: str) -> None:
         temporary = self.path / f".{name}.{os.getpid()}.tmp"

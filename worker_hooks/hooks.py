@@ -104,7 +104,13 @@ class Hooks:
         gc.collect()
         gc.freeze()
         self.lifecycle.fire(Event.QUIESCED)
-        control.write_ready()
+        try:
+            control.write_ready()
+        except OSError as error:  # a full disk: nobody will capture this worker, and it can serve without
+            logger.error("not ready for a snapshot, going on without: %s", error)
+            self.lifecycle.evidence["capture_refused"] = f"{control.path} cannot be written: {error}"
+            self.lifecycle.fire(Event.RELEASED)
+            return False
         release = await control.wait_release()
         control.remove_ready()
         if release.captured:

@@ -119,6 +119,21 @@ async def test_without_a_signal_the_net_catches_it(
         assert await waiting == Release(captured=False, incarnation="clone")
 
 
+async def test_a_host_that_grants_no_watch_makes_the_wait_slow_not_impossible(
+    directory: ControlDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(control, "DirectoryWatch", refused)
+    monkeypatch.setattr(control, "RECHECK_S", 0.05)
+    waiting = asyncio.create_task(directory.wait_release())
+    await asyncio.sleep(0.1)
+    (directory.path / "restore-complete").write_text("incarnation=clone\n")
+    async with asyncio.timeout(20):
+        assert await waiting == Release(captured=False, incarnation="clone")
+
+
 def test_a_process_that_does_not_know_sigcont_ignores_it() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     sleeper.send_signal(signal.SIGCONT)
