@@ -47,7 +47,7 @@ class AgentService:
         self._changed = asyncio.Event()
         node.on_change = self._changed.set
         self._idle = IdleShare()
-        self._upkeep = Upkeep(node, policies, self._keys_now)
+        self._upkeep = Upkeep(node, policies, lambda: self._keys)
         self._orders = Orders(node, self._idle.share, self._upkeep.wake)
         self._wanted: Wanted | None = None
         self._keys: dict[str, str] = {}
@@ -148,9 +148,6 @@ class AgentService:
 
     def _snapshots(self) -> tuple[SnapshotSummary, ...]:
         return self._upkeep.summaries
-
-    def _keys_now(self) -> frozenset[str]:
-        return frozenset(self._keys.values())
 
     async def _follow_wanted(self) -> None:
         while True:

@@ -24,7 +24,7 @@ class Upkeep:
     """Keeps :attr:`summaries` true, and does the store's background work."""
 
     def __init__(
-        self, node: Node, policies: Mapping[str, SnapshotPolicy], current_keys: Callable[[], frozenset[str]]
+        self, node: Node, policies: Mapping[str, SnapshotPolicy], current_keys: Callable[[], Mapping[str, str]]
     ) -> None:
         self._node, self._policies, self._current_keys = node, policies, current_keys
         self.summaries: tuple[SnapshotSummary, ...] = ()
@@ -125,8 +125,11 @@ class Upkeep:
                 )
             )
         removals: list[str] = []
+        keys = self._current_keys()
         for pool, policy in self._policies.items():
+            if pool not in keys:
+                continue  # which of its snapshots is the one in use is not known (yet): none goes
             rule = RetentionPolicy(keep=policy.keep, keep_for_s=policy.keep_for_s, keep_bytes=policy.keep_bytes)
-            found = to_remove(pools.get(pool, []), rule, self._current_keys(), self._node.clock())
+            found = to_remove(pools.get(pool, []), rule, frozenset(keys.values()), self._node.clock())
             removals += [removal.id for removal in found]
         return removals

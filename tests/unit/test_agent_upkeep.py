@@ -57,8 +57,10 @@ class World:
     def _count(self) -> None:
         self.changes += 1
 
-    def upkeep(self, keys: frozenset[str] = frozenset(), **policy: object) -> Upkeep:
-        return Upkeep(self.node, {"pool": SnapshotPolicy(**policy)}, lambda: keys)  # type: ignore[arg-type]
+    def upkeep(self, keys: dict[str, str] | None = None, **policy: object) -> Upkeep:
+        """``keys``: the current one of each pool; of its only pool another than any snapshot has, unless given."""
+        known = {"pool": "another"} if keys is None else keys
+        return Upkeep(self.node, {"pool": SnapshotPolicy(**policy)}, lambda: known)  # type: ignore[arg-type]
 
     def publish(self, kernel: str = "k") -> str:
         with self.store.stage("pool") as staging:
@@ -127,6 +129,21 @@ async def test_retention_is_the_pools_and_spares_what_is_used(world: World) -> N
     newest = world.publish()
     await upkeep.once()
     assert [one.id for one in upkeep.summaries] == [newest]
+
+
+async def test_nothing_goes_while_nobody_knows_what_is_current(world: World) -> None:
+    snapshot = world.publish()
+    keys: dict[str, str] = {}
+    upkeep = world.upkeep(keys, keep_for_s=5)
+    world.now += 100
+    await upkeep.once()
+    assert [one.id for one in upkeep.summaries] == [snapshot], "an agent that has just started knows no key yet"
+    keys["pool"] = upkeep.summaries[0].compatibility_key
+    await upkeep.once()
+    assert [one.id for one in upkeep.summaries] == [snapshot], "the newest of the current key stays"
+    keys["pool"] = "another"
+    await upkeep.once()
+    assert upkeep.summaries == ()
 
 
 def instance(port: int) -> Instance:
