@@ -937,6 +937,22 @@ def test_what_no_node_has_seen_goes_before_what_serves() -> None:
     assert world.issued(OrderKind.DRAIN) == []
 
 
+def test_a_cancellation_that_found_nothing_leaves_the_start_until_its_own_outcome() -> None:
+    world = settled(1)
+    world.decide(2)
+    start = next(order for order in world.open_orders() if order.kind is OrderKind.RESTORE)
+    world.decide(1)
+    cancel = next(order for order in world.open_orders() if order.kind is OrderKind.CANCEL)
+    done = Outcome(order_id=cancel.id, status=OrderStatus.DONE, started_at=world.now, finished_at=world.now)
+    report = replace(world.reports["one"], outcomes=(done,))
+    state, _ = step(world.state, NodeReported(reported=report), world.now)
+    assert [order.id for order in state.nodes["one"].orders] == [start.id], "the node may be about to carry it out"
+    report = replace(report, outcomes=(replace(done, order_id=start.id, status=OrderStatus.CANCELLED),))
+    state, _ = step(state, NodeReported(reported=report), world.now)
+    assert state.nodes["one"].orders == ()
+    assert start.replica_id not in state.replicas
+
+
 def test_who_was_ready_before_its_cancellation_is_drained() -> None:
     world = settled(1)
     world.decide(2)
