@@ -75,19 +75,20 @@ def scan(pid: int, proc: Path = Path("/proc")) -> list[Finding]:
         PermissionError: a process of the tree may not be looked at; not knowing is not the same as finding nothing.
         ProcessLookupError: ``pid`` does not exist.
     """
-    tree = [_read(each, proc) for each in _tree(pid, proc)]
-    if not tree:
+    processes = [_read(each, proc) for each in tree(pid, proc)]
+    if not processes:
         raise ProcessLookupError(f"no process {pid} in {proc}")
     findings: list[Finding] = []
-    for process in tree:
+    for process in processes:
         findings += _runtime_threads(process)
         findings += _rings(process)
-    findings += _sockets(tree)
-    findings += _files(tree)
+    findings += _sockets(processes)
+    findings += _files(processes)
     return findings
 
 
-def _tree(pid: int, proc: Path) -> Iterator[int]:
+def tree(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
+    """The processes at and below ``pid``, each parent before its children."""
     folder = proc / str(pid)
     try:
         threads = os.listdir(folder / "task")
@@ -100,7 +101,7 @@ def _tree(pid: int, proc: Path) -> Iterator[int]:
         except (FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
             continue
         for child in children:
-            yield from _tree(int(child), proc)
+            yield from tree(int(child), proc)
 
 
 def _read(pid: int, proc: Path) -> _Process:
