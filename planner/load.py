@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 from planner.observation import EngineSample, Observation
 
+LEFTOVER_AFTER_S = 60.0
+"""Metrics that stand still for so long are a leftover where as many workers as are ready tell fresh ones: a
+message that arrives after its worker's removal stays in Dynamo's table, and would be unknown for ever."""
+
 Rank = tuple[str, int]
 """(worker id, data-parallel rank)"""
 
@@ -62,13 +66,13 @@ def measure(observation: Observation, seen: Mapping[Rank, Seen], now: float, sta
 
     Args:
         seen: the result of :func:`remember` for this observation.
-        stale_after_s: metrics that have not changed for longer are unknown.
+        stale_after_s: metrics that have not changed for longer are unknown; see also :data:`LEFTOVER_AFTER_S`.
     """
     pool = observation.pool
     ignored = pool.not_serving if pool else frozenset()
     running = queued = 0.0
     fresh: dict[str, bool] = {}
-    unknown: list[str] = []
+    silent: list[tuple[str, float, str]] = []
     for sample in sorted(observation.samples, key=lambda sample: (sample.worker_id, sample.dp_rank)):
         if sample.worker_id in ignored:
             continue
@@ -81,9 +85,15 @@ def measure(observation: Observation, seen: Mapping[Rank, Seen], now: float, sta
             continue
         fresh[sample.worker_id] = False
         what = f"unchanged for {age:.1f} s" if readable else "unreadable"
-        unknown.append(f"metrics of worker {sample.worker_id} {what}")
+        silent.append((sample.worker_id, age, what))
     reporting = sum(fresh.values())
     ready = observation.ready
+    all_tell = ready is not None and reporting >= ready
+    unknown = [
+        f"metrics of worker {worker_id} {what}"
+        for worker_id, age, what in silent
+        if not (all_tell and age > LEFTOVER_AFTER_S)
+    ]
     if pool is not None and not pool.discovery_known:
         unknown.append("discovery cannot be read")
     if ready is None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.load import LEFTOVER_AFTER_S
 from planner.observation import EngineSample, Observation, PoolView
 from planner.policy import Action, LoadPolicy, Memory, Proposal
 
@@ -60,6 +61,35 @@ def test_counts_whose_sum_is_no_number_any_more_ask_for_the_most_and_break_nothi
     driver.tick([1])
     proposal = driver.tick([1.7e308, 1.7e308])
     assert (proposal.replicas, proposal.action) == (POLICY.max_replicas, Action.RAISE)
+
+
+def leftover_driver(ready: int, seconds: int, last: float = 3.0) -> Proposal:
+    """Two workers, then the second one's metrics stand still; the first is idle. Returns the last proposal."""
+    driver = Driver()
+    for _ in range(3):
+        proposal = driver.tick([1, 20])
+    assert proposal.replicas == 6
+    for _ in range(seconds):
+        driver.now += 1.0
+        driver.sequence += 1
+        samples = (EngineSample("0", 0, driver.sequence, 0.0, 0.0), EngineSample("1", 0, 3, last, 0.0))
+        observation = Observation(ready=ready, samples=samples)
+        proposal, driver.memory = driver.policy.decide(observation, driver.memory, driver.now)
+    return proposal
+
+
+@pytest.mark.parametrize("last", [20.0, math.nan])
+def test_what_a_worker_that_is_gone_left_behind_does_not_hold_the_target_for_ever(last: float) -> None:
+    """A message that arrives after its worker's removal stays in Dynamo's table."""
+    early = leftover_driver(ready=1, seconds=int(LEFTOVER_AFTER_S) - 5, last=last)
+    assert (early.replicas, early.load.complete) == (6, False)
+    late = leftover_driver(ready=1, seconds=int(LEFTOVER_AFTER_S + POLICY.scale_down_after_s) + 10, last=last)
+    assert (late.replicas, late.load.complete) == (1, True)
+
+
+def test_a_ready_worker_whose_metrics_stand_still_holds_for_ever() -> None:
+    proposal = leftover_driver(ready=2, seconds=300)
+    assert (proposal.replicas, proposal.load.complete) == (6, False)
 
 
 def test_a_change_is_followed_by_a_cool_down_before_the_target_falls() -> None:
