@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from dynamo_snapshot.durable import sync_path
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Outcome, Reason, Value, Way, WorkerSpec, encode
-from dynamo_snapshot.snapshots.durable import sync_path
 
 log = structlog.get_logger()
 

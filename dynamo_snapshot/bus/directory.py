@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
-import os
 import re
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from dynamo_snapshot.bus.inotify import FolderWatch
+from dynamo_snapshot.durable import replace_synced
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, Reported, Wanted, decode, encode
 
@@ -41,7 +40,6 @@ class DirectoryBus:
                 raise _unwritable(folder, error) from error
         # One thread writes: fsync blocks, and a write that was given up must not overtake a later one.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bus")
-        self._versions = itertools.count()
 
     async def publish_wanted(self, wanted: Wanted) -> None:
         await self._replace(_file(self._wanted, wanted.node), encode(wanted))
@@ -73,8 +71,7 @@ class DirectoryBus:
             yield reported
 
     async def _replace(self, path: Path, data: bytes) -> None:
-        scratch = path.with_name(f".{path.name}.{os.getpid()}.{next(self._versions)}")
-        await asyncio.get_running_loop().run_in_executor(self._writer, _replace, path, scratch, data)
+        await asyncio.get_running_loop().run_in_executor(self._writer, _replace, path, data)
 
 
 async def _watch(folder: Path, kind: type[T], only: Path | None = None) -> AsyncIterator[T]:
@@ -130,22 +127,9 @@ def _decode(path: Path, data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def _replace(path: Path, scratch: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes) -> None:
     try:
-        try:
-            with scratch.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        except OSError:
-            scratch.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_synced(path, data)
     except OSError as error:
         raise _unwritable(path, error) from error
 

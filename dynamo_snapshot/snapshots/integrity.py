@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, Value
-from dynamo_snapshot.snapshots.durable import files_below
+from dynamo_snapshot.snapshots.files import files_below
 from dynamo_snapshot.snapshots.manifest import FileEntry
 
 ALGORITHM = "sha256/16MiB"

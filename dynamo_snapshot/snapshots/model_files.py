@@ -23,7 +23,7 @@ import msgspec
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots.compatibility import ModelFile
-from dynamo_snapshot.snapshots.durable import files_below
+from dynamo_snapshot.snapshots.files import files_below
 
 _WHOLE_BYTES = 16 << 20
 _SAMPLE_BYTES = 4096

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from dynamo_snapshot.durable import replace_synced, sync_path, sync_tree, write_synced
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, encode
 from dynamo_snapshot.snapshots.compatibility import compatibility_key
-from dynamo_snapshot.snapshots.durable import files_below, replace_synced, sync_path, sync_tree, write_synced
+from dynamo_snapshot.snapshots.files import files_below
 from dynamo_snapshot.snapshots.integrity import (
     ALGORITHM,
     Admission,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo_snapshot.durable import replace_synced, sync_path
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, SnapshotSummary, decode, encode
 from dynamo_snapshot.snapshots import integrity
-from dynamo_snapshot.snapshots.durable import replace_synced, sync_path
 from dynamo_snapshot.snapshots.integrity import Admission, Progress
 from dynamo_snapshot.snapshots.layout import Layout, missing
 from dynamo_snapshot.snapshots.locks import exclusive, shared, try_exclusive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,17 +51,3 @@ def replace_synced(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
-
-
-def files_below(folder: Path) -> Iterator[str]:
-    """Yields the path of everything below ``folder`` that is not a folder, relative to it, with ``/``."""
-    pending = [""]
-    while pending:
-        prefix = pending.pop()
-        with os.scandir(folder / prefix) as entries:
-            for entry in entries:
-                path = prefix + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(path + "/")
-                else:
-                    yield path
