@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fleet_world import Luck, World, rules
+from fleet_world import World, rules
 from msgspec.structs import replace
+from simulated_node import Luck
 
 from dynamo_snapshot.fleet.core import initial, step
 from dynamo_snapshot.fleet.core.messages import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from fleet_world import Luck, World, rules
+from fleet_world import World, rules
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace
+from simulated_node import Luck
 
 from dynamo_snapshot.model import WorkerLoad
 
