@@ -12,37 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.snapshots import CAPTURE
 
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
-from dynamo_snapshot.snapshots.manifest import Capture
 from dynamo_snapshot.snapshots.store import SnapshotStore
 
-PARTS = CompatibilityParts(
-    engine="custom",
-    engine_version="",
-    command=("sleep", "1"),
-    environment={},
-    model_files=(),
-    python="",
-    distributions={},
-    image_digest="",
-    architecture="x86_64",
-    kernel="6.18",
-    cpu_features=(),
-    criu="4.2.1",
-    gpu_models=(),
-    gpu_driver="",
-)
-CAPTURE = Capture(
-    pool="decode",
-    compatibility=PARTS,
-    source_pid=1,
-    house="/run/dynamo-snapshot/house",
-    log_path="/run/dynamo-snapshot/house/logs/worker.log",
-    criu_version="4.2.1",
-    kernel="6.18",
-)
 PAGES = os.urandom(20 << 20)
 
 
@@ -117,15 +91,16 @@ PUBLISHES = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import test_snapshot_processes as here
+from support.snapshots import CAPTURE
 from dynamo_snapshot.snapshots import staging as module
+from dynamo_snapshot.snapshots.store import SnapshotStore
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-store = here.SnapshotStore(Path(sys.argv[2]))
+store = SnapshotStore(Path(sys.argv[2]))
 staging = store.stage("decode")
-(staging.path / "pages-1.img").write_bytes(here.PAGES)
+(staging.path / "pages-1.img").write_bytes(os.urandom(20 << 20))
 step = sys.argv[3]
 if step == "dump":
     die()
@@ -134,14 +109,14 @@ if step == "after rename":
     module.sync_path = lambda path: die() if path == store.root else real(path)
 elif step != "digest":
     setattr(module, step, die)
-staging.publish(here.CAPTURE, die if step == "digest" else None)
+staging.publish(CAPTURE, die if step == "digest" else None)
 """
 
 
 @pytest.mark.parametrize("step", ["dump", "sync_tree", "digest", "write_synced", "replace_synced", "after rename"])
 def test_kill_during_publish_leaves_a_whole_snapshot_or_none(step: str, store: SnapshotStore) -> None:
     older = publish(store)
-    with python(PUBLISHES, str(Path(__file__).parent), str(store.root), step) as publisher:
+    with python(PUBLISHES, str(Path(__file__).parents[1]), str(store.root), step) as publisher:
         assert publisher.wait(60) == -signal.SIGKILL
     new = [summary.id for summary in store.list() if summary.id != older]
     assert len(new) == (1 if step == "after rename" else 0)

@@ -8,40 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from support.snapshots import CAPTURE, PARTS
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots import integrity
 from dynamo_snapshot.snapshots import staging as staging_module
-from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, compatibility_key
-from dynamo_snapshot.snapshots.manifest import Capture
+from dynamo_snapshot.snapshots.compatibility import compatibility_key
 from dynamo_snapshot.snapshots.store import SnapshotStore, pool_of
 
-PARTS = CompatibilityParts(
-    engine="mocker",
-    engine_version="1.6.1",
-    command=("python", "-m", "worker"),
-    environment={},
-    model_files=(),
-    python="3.11.7",
-    distributions={},
-    image_digest="",
-    architecture="x86_64",
-    kernel="6.18",
-    cpu_features=("sse2",),
-    criu="4.2.1",
-    gpu_models=(),
-    gpu_driver="",
-)
-CAPTURE = Capture(
-    pool="decode",
-    compatibility=PARTS,
-    source_pid=300,
-    house="/run/dynamo-snapshot/house",
-    log_path="/run/dynamo-snapshot/house/logs/worker.log",
-    criu_version="4.2.1",
-    kernel="6.18",
-)
 FILES = {"inventory.img": b"i" * 100, "pages-1.img": os.urandom(20 << 20), "deep/er/core-1.img": b"", "stats": b"s"}
 
 
