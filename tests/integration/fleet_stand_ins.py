@@ -219,7 +219,8 @@ class StandInNode:
                 )
             )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self.changed.wait()
 
 
 _PLANNER = """
