@@ -23,6 +23,8 @@ from pathlib import Path
 from worker_hooks.reasons import HookError, HookReason
 
 SEGMENTS_FILE = "weights.json"
+SEGMENTS_ENV = "DYNAMO_SNAPSHOT_SEGMENTS"
+"""The folder of the segment store, for engines that are told by their environment."""
 LEAF = 16 << 20
 _VERSION = 1
 

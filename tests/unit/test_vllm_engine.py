@@ -1,0 +1,230 @@
+"""vLLM's adapter against fakes of the calls it makes; vLLM itself is not installed here."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from worker_hooks.control import STATE_DIR_ENV
+from worker_hooks.engines import vllm as adapter
+from worker_hooks.engines.vllm import EXECUTOR, WORKER_EXTENSION, Places, SnapshotWorker, VllmEngine, WorkerPart
+from worker_hooks.reasons import HookError, HookReason
+from worker_hooks.weights.arena import Attached
+from worker_hooks.weights.segment import SEGMENTS_ENV, SEGMENTS_FILE, Segment, SegmentStore, decode_segments
+
+SEGMENT = Segment(address=1 << 30, size=2 << 20, device=0, tag="weights", digest="0" * 64)
+
+
+@dataclass
+class FakeWeights:
+    calls: list[tuple[str, object]] = field(default_factory=list)
+
+    def quiesce(self, store: SegmentStore) -> list[Segment]:
+        self.calls.append(("quiesce", store.folder))
+        return [SEGMENT]
+
+    def resume(self, store: SegmentStore, loader: Path | None = None) -> Attached:
+        self.calls.append(("resume", loader))
+        return Attached(by_loader=1 if loader else 0, why="" if loader else "none")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    (tmp_path / "control").mkdir()
+    return Places(SegmentStore(tmp_path / "segments"), tmp_path / "weights.sock", tmp_path / "control")
+
+
+class FakeUniProcExecutor:
+    """As vLLM's: makes one worker in its own process and calls its methods by name."""
+
+    def __init__(self, extension: str = "") -> None:
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls=extension))
+        self.is_sleeping, self.sleeping_tags = False, set[str]()
+        self.called: list[str] = []
+        self._init_executor()
+
+    def _init_executor(self) -> None:
+        self.method, self.rank, self.local_rank = self._distributed_args()
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        return "tcp://127.0.0.1:1", 0, 3
+
+    def collective_rpc(self, method: str) -> list[object]:
+        assert callable(getattr(SnapshotWorker, method))
+        self.called.append(method)
+        return [None]
+
+
+@pytest.fixture
+def executor_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
+    module = ModuleType("vllm.v1.executor.uniproc_executor")
+    module.__dict__["UniProcExecutor"] = FakeUniProcExecutor
+    for name in ("vllm", "vllm.v1", "vllm.v1.executor"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield adapter.SnapshotExecutor
+    vars(adapter).pop("SnapshotExecutor")
+
+
+def test_the_executor_is_found_and_pickled_by_its_name(executor_class: type[Any]) -> None:
+    module, _, name = EXECUTOR.rpartition(".")
+    assert getattr(sys.modules[module], name) is executor_class
+    assert pickle.loads(pickle.dumps(executor_class)) is executor_class
+    assert issubclass(executor_class, FakeUniProcExecutor)
+    with pytest.raises(AttributeError):
+        _ = adapter.NothingElse  # type: ignore[attr-defined]  # that it is not there is what is tested
+
+
+def test_the_executor_has_no_connection_and_adds_the_worker_s_part(executor_class: type[Any]) -> None:
+    executor = executor_class()
+    assert executor.vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
+    scheme, _, path = executor.method.partition("://")
+    assert (scheme, executor.rank, executor.local_rank) == ("file", 0, 3)
+    assert Path(path).parent.is_dir()
+    assert executor_class().method != executor.method
+    for each in Path("/dev/shm").glob("vllm-*"):
+        if not any(each.iterdir()):
+            each.rmdir()
+
+
+def test_another_worker_extension_is_not_replaced(executor_class: type[Any]) -> None:
+    with pytest.raises(ValueError, match=r"mine\.Extension"):
+        executor_class("mine.Extension")
+
+
+def test_sleep_and_wake_up_are_the_worker_s_quiesce_and_resume_once_each(executor_class: type[Any]) -> None:
+    executor = executor_class()
+    executor.wake_up()
+    executor.sleep(1)
+    executor.sleep(2)
+    assert executor.is_sleeping
+    executor.wake_up(["weights"])
+    assert not executor.is_sleeping
+    executor.wake_up(["kv_cache"])
+    assert executor.called == ["snapshot_quiesce", "snapshot_resume"]
+
+
+def test_a_worker_lists_its_segments_and_empties_its_caches_last(places: Places) -> None:
+    weights, emptied = FakeWeights(), []
+    WorkerPart(weights, places, lambda: emptied.append(list(weights.calls))).quiesce()
+    assert emptied == [[("quiesce", places.store.folder)]]
+    assert places.control is not None
+    assert decode_segments((places.control / SEGMENTS_FILE).read_bytes()) == [SEGMENT]
+
+
+def test_a_worker_asks_a_loader_where_one_listens(places: Places) -> None:
+    weights = FakeWeights()
+    part = WorkerPart(weights, places, lambda: None)
+    part.quiesce()
+    assert part.resume()["weights"] == "by_loader=0 none"
+    places.loader.touch()
+    assert part.resume()["weights"] == "by_loader=1"
+    assert [argument for call, argument in weights.calls if call == "resume"] == [None, places.loader]
+
+
+def test_two_clones_of_a_worker_draw_different_numbers(places: Places) -> None:
+    drawn = set()
+    for _ in range(2):
+        random.seed(7)  # as both come out of one image
+        WorkerPart(FakeWeights(), places, lambda: None).resume()
+        drawn.add(random.random())
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize("refill", ["post_kv_cache_wake_up", "init_fp8_kv_scales"])
+def test_vllm_refills_what_lay_beside_the_cache(places: Places, refill: str) -> None:
+    called: list[str] = []
+    worker = SnapshotWorker()
+    worker.model_runner = SimpleNamespace(**{refill: lambda: called.append(refill)})
+    worker._snapshot_part = WorkerPart(FakeWeights(), places, lambda: None)
+    worker.snapshot_resume()
+    assert called == [refill]
+    assert worker.snapshot_evidence()["weights"] == "by_loader=0 none"
+
+
+def test_places_are_the_environment_s(tmp_path: Path) -> None:
+    found = Places.of({SEGMENTS_ENV: "/segments", STATE_DIR_ENV: str(tmp_path)})
+    assert (found.store.folder, found.control) == (Path("/segments"), tmp_path)
+    with pytest.raises(HookError, match=SEGMENTS_ENV) as refused:
+        Places.of({})
+    assert refused.value.reason is HookReason.QUIESCE_FAILED
+
+
+@dataclass
+class FakeLLM:
+    """As ``vllm.LLM``: answers with ``tokens``, and not while it sleeps."""
+
+    tokens: list[int] = field(default_factory=lambda: [5, 6, 7])
+    asleep: bool = False
+    slept: int = 0
+
+    def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
+        assert not self.asleep
+        assert not use_tqdm
+        assert len(prompts) == 1
+        assert prompts[0]["prompt_token_ids"]
+        assert sampling_params["temperature"] == 0
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.tokens, cumulative_logprob=-1.5)])]
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep, self.slept = True, self.slept + 1
+
+    def wake_up(self) -> None:
+        assert self.asleep
+        self.asleep = False
+
+    def collective_rpc(self, method: str) -> list[Any]:
+        assert method == "snapshot_evidence"
+        return [{"weights": "by_loader=1"}]
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
+    module = ModuleType("vllm")
+    module.__dict__["SamplingParams"] = lambda **options: options
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return FakeLLM()
+
+
+def test_an_engine_answers_after_a_capture_as_before_it(llm: FakeLLM) -> None:
+    evidence: dict[str, str] = {}
+    engine = VllmEngine(llm, evidence)
+    engine.quiesce()
+    assert llm.asleep
+    engine.resume()
+    engine.self_test()
+    assert (evidence["answer"], evidence["answer_logprob"], evidence["weights"]) == ("5 6 7", "-1.5", "by_loader=1")
+
+
+def test_another_answer_than_at_capture_fails_the_self_test(llm: FakeLLM) -> None:
+    engine = VllmEngine(llm, {})
+    engine.quiesce()
+    engine.resume()
+    llm.tokens = [5, 6, 8]
+    with pytest.raises(HookError) as failed:
+        engine.self_test()
+    assert failed.value.reason is HookReason.SELF_TEST_FAILED
+
+
+def test_an_engine_without_a_capture_needs_no_wake_up(llm: FakeLLM) -> None:
+    engine = VllmEngine(llm, {})
+    engine.resume()
+    engine.self_test()
+    assert llm.slept == 0
+
+
+def test_the_environment_keeps_what_is_set() -> None:
+    environ = {"VLLM_HOST_IP": "10.0.0.1"}
+    adapter.set_environment(environ)
+    assert environ["VLLM_HOST_IP"] == "10.0.0.1"
+    assert environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ
