@@ -1,4 +1,4 @@
-"""Things that happen at the same moment to one replica, and what a host refuses meanwhile."""
+"""Things that happen at the same moment to one replica, and what a host or discovery refuses meanwhile."""
 
 from __future__ import annotations
 
@@ -137,6 +137,26 @@ async def test_a_source_that_its_capture_could_not_let_go_is_let_go_later(
     assert not replica.released
     await asyncio.wait_for(holding, 1)
     assert (tmp_path / "house/control" / control.RESTORE_COMPLETE).exists()
+    await replica.close()
+
+
+@pytest.mark.parametrize("answer", [Reason.DISCOVERABLE_AT_CAPTURE, Reason.SERVER_UNREACHABLE])
+async def test_a_worker_that_may_be_registered_is_not_frozen(node: Node, tmp_path: Path, answer: Reason) -> None:
+    async def registered(port: int) -> bool:
+        if answer is Reason.SERVER_UNREACHABLE:
+            raise SnapshotError(answer, "nobody knows")
+        return port == node.settings.rpc_ports[0]
+
+    def not_reached(pid: int) -> list[object]:
+        raise AssertionError("discovery is asked first")
+
+    node.discoverable, node.guard = registered, not_reached
+    replica, _ = ready_worker(node, tmp_path)
+    capture = Capture(node, order(OrderKind.CAPTURE))
+    await capture.admit()
+    with pytest.raises(SnapshotError) as refused:
+        await capture.inspect()
+    assert refused.value.reason is answer
     await replica.close()
 
 
