@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,9 @@ ALIVE_S = 1.0
 LOADS_S = 0.25
 DEAF_S = 5.0
 """A runtime that does not answer for so long is deaf."""
+
+Content: TypeAlias = tuple[int, int | None, int | None]
+"""A decision's id, and how many prefill and decode workers it wants."""
 
 
 class Output:
@@ -47,21 +50,15 @@ class Decisions:
         self._output = output
         self._open: dict[int, Any] = {}
         self._acknowledged = asyncio.Event()
+        self._handed: Content | None = None
+        self._looked: Content | None = None
 
     async def run(self) -> None:
         while True:
             await self._client.wait()
             decision = await self._client.get()
             if decision.decision_id not in self._open:
-                self._acknowledged.clear()
-                self._open = {decision.decision_id: decision}
-                self._output.write(
-                    Decided(
-                        id=decision.decision_id,
-                        prefill=known(decision.num_prefill_workers),
-                        decode=known(decision.num_decode_workers),
-                    )
-                )
+                self._hand_on(decision)
             # wait() returns at once while a decision is open; the planner may also replace it meanwhile.
             try:
                 async with asyncio.timeout(ALIVE_S):
@@ -79,9 +76,32 @@ class Decisions:
         """Says that the runtime answers; raises TimeoutError, or the runtime's own error, when it does not."""
         while True:
             async with asyncio.timeout(DEAF_S):
-                await self._client.get()
+                decision = await self._client.get()
             self._output.write(Alive())
+            self._look(decision)
             await asyncio.sleep(ALIVE_S)
+
+    def _look(self, decision: Any) -> None:
+        """Hands on what ``wait`` keeps back: ids at or below the last acknowledged one.
+
+        A planner that was restarted counts from 0 again, and would not be heard until it has decided as
+        often as the one before it. Two looks must agree: the planner writes number after number.
+        """
+        content = content_of(decision)
+        if decision.decision_id >= 0 and content == self._looked and content != self._handed:
+            self._hand_on(decision)
+        self._looked = content
+
+    def _hand_on(self, decision: Any) -> None:
+        self._acknowledged.clear()
+        self._open = {decision.decision_id: decision}
+        self._handed = content_of(decision)
+        number, prefill, decode = self._handed
+        self._output.write(Decided(id=number, prefill=prefill, decode=decode))
+
+
+def content_of(decision: Any) -> Content:
+    return decision.decision_id, known(decision.num_prefill_workers), known(decision.num_decode_workers)
 
 
 def known(number: int) -> int | None:

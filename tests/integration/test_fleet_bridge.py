@@ -107,6 +107,67 @@ async def test_an_id_of_which_nobody_can_tell_whether_it_is_new_is_heard_again_l
         assert [decision.decode for decision in heard.decisions] == [4], "the second would count as a repetition"
 
 
+PLANNER = """
+import asyncio, os, sys
+
+async def main():
+    from dynamo._core import VirtualConnectorCoordinator
+    from dynamo.runtime import DistributedRuntime
+
+    runtime = DistributedRuntime(asyncio.get_running_loop(), "etcd", "tcp", event_plane="nats")
+    connector = VirtualConnectorCoordinator(runtime, sys.argv[1], 1, 10, 3)
+    await connector.async_init()
+    for number in sys.argv[2:]:
+        await connector.update_scaling_decision(None, int(number))
+        await asyncio.sleep(1.2)  # the connector looks once a second whether its last decision was acknowledged
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+async def decide(namespace: str, numbers: list[int], environment: dict[str, str]) -> None:
+    """One life of a planner: Dynamo's own connector publishes ``numbers`` with ids from 0."""
+    planner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PLANNER, namespace, *map(str, numbers)),
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert await planner.wait() == 0
+
+
+async def test_a_planner_that_was_restarted_and_counts_from_0_again_is_heard(
+    etcd_url: str, nats_url: str, tmp_path: Path
+) -> None:
+    namespace = f"anew{time.monotonic_ns()}"
+    environment = {**os.environ, "ETCD_ENDPOINTS": etcd_url, "NATS_SERVER": nats_url, "DYN_TCP_RPC_HOST": "127.0.0.1"}
+    planner = DynamoPlanner(etcd_url, namespace, [], environment=environment)
+    decided: list[Decision] = []
+
+    def take(decision: Decision) -> None:
+        decided.append(decision)
+        planner.complete(decision)
+
+    listener = asyncio.create_task(planner.run(take, lambda loads: None))
+    try:
+        await decide(namespace, [1, 4, 3], environment)
+        await until(lambda: [decision.decode for decision in decided] == [1, 4, 3])
+        async with connected(etcd_url) as client:
+            await client.delete_prefix(f"v1/{namespace}/planner/num".encode())
+            await client.delete(f"v1/{namespace}/planner/decision_id".encode())  # as the end of its lease does
+        await decide(namespace, [5], environment)
+        await until(lambda: decided[-1].decode == 5)
+        assert decided[-1].id == 0
+        assert decided[-1].revision > decided[-2].revision, "so it is no repetition"
+        await decide(namespace, [2], environment)
+        await until(lambda: decided[-1].decode == 2)
+        assert [decision.decode for decision in decided] == [1, 4, 3, 5, 2], "each is heard once"
+    finally:
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "ending",
     ["sys.exit(1)", "print('nonsense', flush=True); time.sleep(60)", "time.sleep(60)", "sys.stdout.write('x' * 2**21)"],
