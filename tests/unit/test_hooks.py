@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import random
 from pathlib import Path
 
 import pytest
+from support.watching import wait_until
 
 from worker_hooks import guard
-from worker_hooks.control import ControlDirectory
+from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
 from worker_hooks.hooks import Hooks
 from worker_hooks.lifecycle import State
 
@@ -30,3 +34,30 @@ async def test_a_worker_that_cannot_say_it_is_ready_goes_on_without_a_capture(
     assert hooks.lifecycle.state is State.RESUMING
     assert hooks.lifecycle.incarnation == "first"
     assert "No space left" in hooks.lifecycle.evidence["capture_refused"]
+
+
+async def test_a_new_incarnation_is_new_in_all_that_the_hooks_see_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "scan", lambda pid: [])
+    monkeypatch.setenv("DYN_TCP_RPC_PORT", "1")
+    monkeypatch.setenv("ONLY_THE_SOURCES", "x")
+    hooks = Hooks(ControlDirectory(tmp_path / "control"), capture_wanted=True, incarnation="source")
+    hooks.booted()
+    random.seed(7)
+    seen: dict[str, str | None] = {}
+
+    def resume() -> None:
+        seen.update({name: os.environ.get(name) for name in ("DYN_TCP_RPC_PORT", "ONLY_THE_SOURCES")})
+
+    waiting = asyncio.create_task(hooks.snapshot_point(lambda: None, resume))
+    async with asyncio.timeout(5):
+        await wait_until(tmp_path / "control", lambda: (tmp_path / "control" / READY_FOR_SNAPSHOT).exists() or None)
+    context = {"env": {"DYN_TCP_RPC_PORT": "2", "ONLY_THE_SOURCES": None}, "incarnation": "clone"}
+    (tmp_path / "control" / RESTORE_CONTEXT).write_text(json.dumps(context))
+    (tmp_path / "control" / RESTORE_COMPLETE).write_text("incarnation=clone\n")
+    async with asyncio.timeout(5):
+        await waiting
+    assert seen == {"DYN_TCP_RPC_PORT": "2", "ONLY_THE_SOURCES": None}, "before the engine resumes"
+    assert hooks.lifecycle.incarnation == "clone"
+    assert hooks.lifecycle.evidence["first_random"] != repr(random.Random(7).random())
