@@ -150,10 +150,12 @@ class AgentHost:
     async def captured(self, replica_id: str = "source") -> str:
         """Starts a worker, captures it, waits until it serves on; returns the snapshot's id."""
         start = await self.order(OrderKind.COLD_START, replica_id, capture=True)
-        await self.replica(replica_id, ReplicaPhase.READY_FOR_SNAPSHOT)
+        ready = await self.replica(replica_id, ReplicaPhase.READY_FOR_SNAPSHOT)
         outcome = await self.outcome(await self.order(OrderKind.CAPTURE, replica_id))
         assert outcome.snapshot_id, outcome
         assert (await self.outcome(start)).status == "done"
+        serves = await self.replica(replica_id, ReplicaPhase.REGISTERED)
+        assert serves.incarnation != ready.incarnation, "the source goes on as another life than its clones' origin"
         return outcome.snapshot_id
 
 
