@@ -19,6 +19,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Quarantine,
     Remember,
     Resign,
+    RevokeLease,
     SetWanted,
     Started,
     Ticked,
@@ -270,6 +271,19 @@ def test_no_lease_is_revoked_on_anything_but_an_exit_report() -> None:
     world.run(60)
     assert len(world.serving()) == 3
     assert world.revoked == []
+
+
+def test_while_discovery_is_unknown_its_last_view_moves_and_revokes_nothing() -> None:
+    world = settled(1)
+    dead = world.serving()[0]
+    view = DiscoverySeen(instances=tuple(world.registry.values()))
+    state, _ = step(world.state, DiscoverySeen(instances=None), world.now)
+    world.nodes["one"].crash_worker(dead)
+    state, commands = step(state, NodeReported(reported=world.nodes["one"].report()), world.now)
+    assert not any(isinstance(command, RevokeLease) for command in commands)
+    _, commands = step(state, view, world.now)
+    revoked = [command.instance_id for command in commands if isinstance(command, RevokeLease)]
+    assert revoked == [dead.instance_id]
 
 
 def test_who_left_discovery_but_lives_is_given_time_then_killed_and_replaced() -> None:
