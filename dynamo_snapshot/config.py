@@ -7,6 +7,7 @@ from these models. :func:`load_fleet` refuses a wrong file with file, line, fiel
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+
+ETCD_ENV = "ETCD_ENDPOINTS"
+NATS_ENV = "NATS_SERVER"
+"""Dynamo's own variables for its servers."""
 
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -144,6 +149,14 @@ class Servers(Section):
             raise ValueError("expected 'embedded' or a URL such as http://127.0.0.1:2379 or nats://127.0.0.1:4222")
         return value
 
+    def etcd_url(self, environment: Mapping[str, str]) -> str | None:
+        """Where etcd is: the URL here, else the first of ``ETCD_ENDPOINTS``; None: nobody says."""
+        return _server_url(self.etcd, environment, ETCD_ENV)
+
+    def nats_url(self, environment: Mapping[str, str]) -> str | None:
+        """Where NATS is: the URL here, else ``NATS_SERVER``; None: nobody says."""
+        return _server_url(self.nats, environment, NATS_ENV)
+
 
 class Frontend(Section):
     host: str = "127.0.0.1"
@@ -182,6 +195,11 @@ class Fleet(Section):
             if roles.count(role) > 1:
                 raise ValueError(f"{roles.count(role)} pools have role {role}; the planner knows one pool a role")
         return self
+
+
+def _server_url(configured: str, environment: Mapping[str, str], variable: str) -> str | None:
+    # An embedded server has a port that only its starter knows; it sets Dynamo's own variable.
+    return environment.get(variable, "").split(",")[0] or None if configured == "embedded" else configured
 
 
 def load_fleet(path: Path) -> Fleet:

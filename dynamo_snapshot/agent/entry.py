@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
@@ -16,7 +17,7 @@ from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
 from dynamo_snapshot.agent.registered import asking
 from dynamo_snapshot.agent.service import AgentService
-from dynamo_snapshot.bus.directory import DirectoryBus
+from dynamo_snapshot.bus.directory import FOLDER, DirectoryBus
 from dynamo_snapshot.bus.interface import Bus
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.config import Fleet
@@ -26,8 +27,6 @@ from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks.guard import scan
 
 JOURNAL = Path("agent", "journal")
-BUS = Path("bus")
-ETCD_ENV = "ETCD_ENDPOINTS"
 LOCK = Path("agent", "lock")
 
 
@@ -60,13 +59,13 @@ async def serve(fleet: Fleet, node: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    bus = DirectoryBus(fleet.agent.runtime_dir / BUS)
-    await run_agent(fleet, node, bus, stop, discoverable=_discovery(fleet, os.environ.get(ETCD_ENV)))
+    bus = DirectoryBus(fleet.agent.runtime_dir / FOLDER)
+    await run_agent(fleet, node, bus, stop, discoverable=_discovery(fleet, os.environ))
 
 
-def _discovery(fleet: Fleet, etcd_url: str | None) -> Discoverable:
+def _discovery(fleet: Fleet, environment: Mapping[str, str]) -> Discoverable:
     """Where workers of ``fleet`` register; nowhere that the agent could look, if it was told no etcd."""
-    url = etcd_url or (fleet.servers.etcd if fleet.servers.etcd != "embedded" else None)
+    url = fleet.servers.etcd_url(environment)
     if url is None:
         return nowhere
     from dynamo_snapshot.discovery.etcd import EtcdDiscovery

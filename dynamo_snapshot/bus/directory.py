@@ -23,6 +23,8 @@ from dynamo_snapshot.model import Reason, Reported, Wanted, decode, encode
 
 T = TypeVar("T", Wanted, Reported)
 
+FOLDER = Path("bus")
+"""Below a fleet's ``runtime_dir``."""
 _SUFFIX = ".json"
 _NODE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,200}")
 

@@ -7,10 +7,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 
-from dynamo_snapshot.bus.directory import DirectoryBus
-from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.bus.directory import FOLDER, DirectoryBus
+from dynamo_snapshot.config import ETCD_ENV, NATS_ENV, Fleet
 from dynamo_snapshot.discovery.etcd import EtcdDiscovery
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.controller import Controller
@@ -19,8 +18,6 @@ from dynamo_snapshot.fleet.persistence import etcd_store
 from dynamo_snapshot.fleet.publisher import file_and_nats
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.model import Reason
-
-BUS = Path("bus")
 
 
 async def serve(fleet: Fleet) -> None:
@@ -48,8 +45,8 @@ async def serve(fleet: Fleet) -> None:
 
 async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
     """Runs ``fleet``'s controller until it is cancelled."""
-    etcd_url = _server("etcd", fleet.servers.etcd, environment, "ETCD_ENDPOINTS")
-    nats_url = _server("nats", fleet.servers.nats, environment, "NATS_SERVER")
+    etcd_url = _known("etcd", fleet.servers.etcd_url(environment), ETCD_ENV)
+    nats_url = _known("nats", fleet.servers.nats_url(environment), NATS_ENV)
     rules = fleet_rules(fleet, etcd_url, nats_url, environment)
     endpoints = [f"{fleet.namespace}.{pool.component}.{pool.endpoint}" for pool in fleet.pools.values()]
     # The child's Dynamo looks for its servers in the environment.
@@ -60,7 +57,7 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
     ):
         await Controller(
             rules,
-            DirectoryBus(fleet.agent.runtime_dir / BUS),
+            DirectoryBus(fleet.agent.runtime_dir / FOLDER),
             EtcdDiscovery(etcd_url, fleet.namespace),
             store,
             DynamoPlanner(etcd_url, fleet.namespace, endpoints, environment=child),
@@ -68,11 +65,8 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
         ).run()
 
 
-def _server(name: str, configured: str, environment: Mapping[str, str], variable: str) -> str:
-    if configured != "embedded":
-        return configured
-    url = environment.get(variable, "").split(",")[0]
-    if not url:
+def _known(name: str, url: str | None, variable: str) -> str:
+    if url is None:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
             f"servers.{name} is 'embedded', and {variable} does not say where it runs",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.config import Role, load_fleet
+from dynamo_snapshot.config import Role, Servers, load_fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
@@ -78,3 +78,11 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, expected: str)
 def test_a_missing_file_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="cannot be read: No such file"):
         load_fleet(tmp_path / "absent.yaml")
+
+
+def test_a_servers_url_is_the_configured_one_else_what_its_starter_says() -> None:
+    environment = {"ETCD_ENDPOINTS": "http://a:1,http://b:2", "NATS_SERVER": "nats://a:3"}
+    assert Servers(etcd="http://mine:4").etcd_url(environment) == "http://mine:4"
+    assert Servers().etcd_url(environment) == "http://a:1"
+    assert Servers().nats_url(environment) == "nats://a:3"
+    assert Servers().etcd_url({}) is None
