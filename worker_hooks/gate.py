@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 APPEAR_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 30.0
 """Unless :data:`DRAIN_TIMEOUT_ENV` says otherwise."""
+LEAVE_TIMEOUT_S = 2.0
+"""Discovery that does not answer must not take the time that requests in flight have."""
 LEAVE_GRACE_S = 0.25
 """After it has left discovery a worker still accepts for this long: routers hear of it a little later."""
 LOST_AFTER_S = 1.0
@@ -96,9 +98,10 @@ class Presence:
     async def leave(self) -> None:
         """Takes the instance out of discovery; what is under way goes on."""
         try:
-            await self._endpoint.unregister_endpoint_instance()
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._endpoint.unregister_endpoint_instance()
         except Exception as error:  # the lease's end takes the key along anyway
-            logger.warning("instance %x could not be taken out of discovery: %s", self.instance_id, error)
+            logger.warning("instance %x could not be taken out of discovery: %r", self.instance_id, error)
 
 
 class Gate:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.watching import wait_until
 
-from worker_hooks import guard
+from worker_hooks import gate, guard
 from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
 from worker_hooks.hooks import Hooks
 from worker_hooks.lifecycle import State
@@ -61,3 +61,16 @@ async def test_a_new_incarnation_is_new_in_all_that_the_hooks_see_to(
     assert seen == {"DYN_TCP_RPC_PORT": "2", "ONLY_THE_SOURCES": None}, "before the engine resumes"
     assert hooks.lifecycle.incarnation == "clone"
     assert hooks.lifecycle.evidence["first_random"] != repr(random.Random(7).random())
+
+
+async def test_discovery_that_hangs_does_not_keep_a_worker_from_draining(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endpoint:
+        def connection_id(self) -> int:
+            return 1
+
+        async def unregister_endpoint_instance(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(gate, "LEAVE_TIMEOUT_S", 0.01)
+    async with asyncio.timeout(5):
+        await gate.Presence(Endpoint(), None).leave()
