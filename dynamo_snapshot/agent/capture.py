@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import TypeVar
 from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.house import LOG_INSIDE, House
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.phases import Result
 from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.agent.replica import Replica, new_incarnation
 from dynamo_snapshot.errors import SnapshotError
@@ -146,11 +148,16 @@ class Capture:
         if self._staging is not None:
             await asyncio.to_thread(self._staging.discard)
 
-    def finish(self) -> None:
-        """After the pipeline, however it ended."""
-        if self._source is not None:
-            self._source.capturing = False
-            self._source.update()
+    def finish(self, result: Result) -> Result:
+        """After the pipeline, however it ended; a source that has ended is why whatever failed did."""
+        source = self._source
+        if source is None:
+            return result
+        source.capturing = False
+        source.update()
+        if result.error is not None and source.exit is not None:
+            return dataclasses.replace(result, error=source.exited_error())
+        return result
 
     @property
     def _replica(self) -> Replica:

@@ -151,7 +151,7 @@ class Orders:
             first="hold" if resumed is not None else None,
         )
         if capture is not None:
-            capture.finish()
+            result = capture.finish(result)
         return result, capture.snapshot_id if capture else None
 
     async def _end_replica(self, order: Order, spec: WorkerSpec, began: float) -> phases.Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,3 +200,23 @@ async def test_a_replica_that_is_being_captured_can_be_ended(
     assert (await host.outcome(start)).status is OrderStatus.CANCELLED
     assert left_behind(host.runtime_dir) == []
     assert not list(host.store_dir.glob(".staging/*"))
+
+
+async def test_a_source_that_dies_while_it_is_captured_is_the_reason(
+    make_host: MakeHost, tmp_path: Path, criu: Path
+) -> None:
+    begun = tmp_path / "begun"
+    host = make_host(criu=criu_that(tmp_path, criu, "dump", f"touch {begun}; sleep 0.5"))
+    host.start()
+    start = await host.order(OrderKind.COLD_START, "source", capture=True)
+    worker = (await host.replica("source", ReplicaPhase.READY_FOR_SNAPSHOT)).pid
+    assert worker is not None
+    capture = await host.order(OrderKind.CAPTURE, "source")
+    await wait_until(tmp_path, lambda: begun.exists() or None)
+    os.kill(worker, signal.SIGKILL)
+    for order in (capture, start):
+        outcome = await host.outcome(order)
+        assert outcome.status is OrderStatus.FAILED
+        assert outcome.reason == Reason.WORKER_EXITED, outcome.message
+    assert SnapshotStore(host.store_dir).list() == []
+    assert left_behind(host.runtime_dir) == []

@@ -22,6 +22,7 @@ from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.house import House, Houses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.phases import Result
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.config import Agent as Settings
@@ -112,7 +113,7 @@ async def test_a_capture_that_begins_as_the_wait_for_it_ends_keeps_its_source(no
     assert admitted[0].exception() is None
     assert not replica.released, "a worker must not be let go while it is captured"
     await capture.release_source()
-    capture.finish()
+    capture.finish(Result((), 0.0))
     await asyncio.wait_for(holding, 1)
     await replica.close()
 
@@ -133,7 +134,7 @@ async def test_a_source_that_its_capture_could_not_let_go_is_let_go_later(
         patched.setattr(ControlDirectory, "release", full)
         with pytest.raises(OSError, match="No space"):
             await capture.release_source()
-    capture.finish()
+    capture.finish(Result((), 0.0))
     assert not replica.released
     await asyncio.wait_for(holding, 1)
     assert (tmp_path / "house/control" / control.RESTORE_COMPLETE).exists()
