@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +15,8 @@ from typing import cast
 
 import pytest
 
-from dynamo_snapshot.agent import watch
-from dynamo_snapshot.agent.capture import Capture
+from dynamo_snapshot.agent import shm, watch
+from dynamo_snapshot.agent.capture import Capture, settle
 from dynamo_snapshot.agent.cold_start import ColdStart
 from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.criu import Criu
@@ -159,6 +161,25 @@ async def test_a_worker_that_may_be_registered_is_not_frozen(node: Node, tmp_pat
         await capture.inspect()
     assert refused.value.reason is answer
     await replica.close()
+
+
+async def test_a_worker_that_a_killed_criu_left_stopped_runs_again(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm, "remove_links", lambda folder: None)  # this worker's /dev/shm is the host's
+    replica, _ = ready_worker(node, tmp_path)
+    worker = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220
+    try:
+        replica.pid = worker.pid
+        worker.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
+        await settle(replica)
+        flags = os.WCONTINUED | os.WNOHANG
+        assert await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, flags) is not None
+    finally:
+        worker.kill()
+        worker.wait()
+        await replica.close()
 
 
 async def test_a_drain_that_meets_the_workers_end_is_done(node: Node, tmp_path: Path) -> None:
