@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,6 @@ from dynamo_snapshot.fleet.core.lifecycle import (
     mermaid,
 )
 from dynamo_snapshot.model import ReplicaState
-
-GUIDE = Path(__file__).parents[2] / "docs" / "fleet.md"
 
 
 @pytest.mark.parametrize(("state", "happening"), list(product(ReplicaState, Happening)))
@@ -65,7 +62,3 @@ def test_the_diagram_has_every_transition_between_two_states() -> None:
             if following is not state:
                 arrow = next(line for line in lines if line.startswith(f"    {state} --> {following}: "))
                 assert happening in arrow.split(": ")[1].split(", ")
-
-
-def test_the_guide_shows_the_diagram_of_the_table() -> None:
-    assert f"```mermaid\n{mermaid()}\n```" in GUIDE.read_text(encoding="utf-8")
