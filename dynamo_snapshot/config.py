@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -144,9 +144,12 @@ class Servers(Section):
 
     @field_validator("etcd", "nats")
     @classmethod
-    def _url(cls, value: str) -> str:
-        if value != "embedded" and not re.match(r"^(https?|nats)://[^/\s]+$", value):
-            raise ValueError("expected 'embedded' or a URL such as http://127.0.0.1:2379 or nats://127.0.0.1:4222")
+    def _url(cls, value: str, field: ValidationInfo) -> str:
+        scheme, example = {"etcd": ("https?", "http://127.0.0.1:2379"), "nats": ("nats", "nats://127.0.0.1:4222")}[
+            field.field_name or ""
+        ]
+        if value != "embedded" and not re.match(rf"^{scheme}://[^/\s]+:[0-9]{{1,5}}$", value):
+            raise ValueError(f"expected 'embedded' or a URL with its port, such as {example}")
         return value
 
     def etcd_url(self, environment: Mapping[str, str]) -> str | None:

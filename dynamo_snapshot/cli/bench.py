@@ -31,8 +31,10 @@ def control_path(
     from rich.console import Console
     from rich.table import Column, Table
 
+    from dynamo_snapshot.cli.results import require_writable
     from dynamo_snapshot.local import bench as measure
 
+    require_writable(json_file)
     console = Console()
 
     def say(text: str) -> None:

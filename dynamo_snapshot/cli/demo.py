@@ -40,9 +40,11 @@ def demo(
 
     from rich.console import Console
 
+    from dynamo_snapshot.cli.results import require_writable
     from dynamo_snapshot.local.demo_fleet import DemoOptions
     from dynamo_snapshot.local.session import run_demo
 
+    require_writable(json_file, html_file)
     options = DemoOptions(trace, speed, boot_seconds, resident_mib, gated=gate is Gate.ON)
     console = Console()
     result = asyncio.run(run_demo(options, console, plain=plain))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -242,9 +243,8 @@ async def wait_for_server(name: str, url: str, say: Say, timeout_s: float = SERV
     Raises:
         SnapshotError: ``server_unreachable`` when it has not after ``timeout_s``.
     """
-    address = url.split("://", 1)[1]
-    host, _, port = address.rpartition(":")
-    ready = http_ok(f"{url.rstrip('/')}/health") if name == "etcd" else banner(host, int(port), b"INFO")
+    address = urlsplit(url)
+    ready = http_ok(f"{url}/health") if name == "etcd" else banner(address.hostname or "", address.port or 0, b"INFO")
     deadline = time.monotonic() + timeout_s
     while not await ready(0.0):
         left = deadline - time.monotonic()

@@ -42,6 +42,8 @@ def test_a_minimal_file_gets_the_documented_defaults(tmp_path: Path) -> None:
         (("    worker:", "    min_replicas: 9\n    max_replicas: 2\n    worker:"), 5, "pools.decode", "above max"),
         (("    worker:", "    min_replicas: many\n    worker:"), 6, "pools.decode.min_replicas", "integer"),
         (("pools:", "servers:\n  etcd: localhost\npools:"), 5, "servers.etcd", "http://127.0.0.1:2379"),
+        (("pools:", "servers:\n  etcd: http://etcd\npools:"), 5, "servers.etcd", "with its port"),
+        (("pools:", "servers:\n  nats: http://127.0.0.1:4222\npools:"), 5, "servers.nats", "nats://127.0.0.1:4222"),
         (("pools:", "agent:\n  rpc_ports: [30000, 20000]\npools:"), 5, "agent.rpc_ports", "above the last"),
         (("pools:", "lease_ttl_s: 1\npools:"), 4, "lease_ttl_s", "greater than or equal to 2"),
     ],
