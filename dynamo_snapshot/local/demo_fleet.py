@@ -16,7 +16,8 @@ MAX_REPLICAS = 6
 INPUT_SCALE = 0.25
 """Prompts are shortened so that the frontend's tokenizer leaves the two cores to the restores."""
 DECODE_SPEEDUP = 0.12
-"""The mocker's token takes about 50 ms, as a large model's does, so that the trace needs several replicas."""
+TOKEN_MS = 50
+"""What a token of the mocker takes at that speed, about: as a large model's, so that the trace needs replicas."""
 CONTROL_RUN_S = 45.0
 """How much of the load a run with the gate off replays: enough for a scale-out."""
 
@@ -85,7 +86,8 @@ def describe(options: DemoOptions) -> str:
         else f"the trace {options.trace.name}"
     )
     return (
-        "The engine is Dynamo's mocker behind this project's worker hooks: its tokens are simulated, its boot of "
+        "The engine is Dynamo's mocker behind this project's worker hooks: its tokens are simulated, "
+        f"each takes about {TOKEN_MS} ms, its boot of "
         f"{options.boot_seconds:g} s is simulated, and its {options.resident_mib} MiB of memory are real, digested at "
         "boot and checked by every self-test. Frontend, planner, etcd, NATS and CRIU are real. The load is "
         f"{trace}, replayed at ×{options.speed:g} with prompts shortened to {INPUT_SCALE:.0%}."
