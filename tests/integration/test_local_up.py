@@ -196,27 +196,3 @@ async def test_no_key_stays_in_an_etcd_that_goes_on(
     assert await asyncio.to_thread(up.process.wait, 60) == 0, up.output.read_text()
     prefixes = (*dynamo_prefixes(namespace), f"dynamo_snapshot/{namespace}/")
     assert [key.name for prefix in prefixes for key in await etcd.keys(prefix)] == [foreign]
-
-
-def test_a_fleet_comes_back_after_an_outage_of_etcd_in_which_every_lease_ends(
-    start_up: Callable[[], Up], fleet_file: Path
-) -> None:
-    change(fleet_file, lease_ttl_s=3)
-    up = start_up()
-    up.until(up.answers, "the first answer")
-    children = {leftovers.describe(pid): pid for pid in leftovers.processes(up.runtime_dir)}
-    etcd = next(pid for command, pid in children.items() if "/etcd --name" in command)
-    planner = next(pid for command, pid in children.items() if "-m dynamo.planner" in command)
-    os.kill(etcd, signal.SIGSTOP)
-    try:
-        up.until(lambda: "does not answer" in up.output.read_text(), "the outage is noticed", 30)
-        time.sleep(12)  # the outage itself: long enough for every lease to end
-    finally:
-        os.kill(etcd, signal.SIGCONT)
-    up.until(lambda: "etcd answers again" in up.output.read_text(), "the end of the outage", 30)
-    up.until(lambda: not Path(f"/proc/{planner}").exists(), "the deaf planner is replaced", 30)
-    up.until(up.answers, "an answer after the outage")
-    up.until(lambda: [r["state"] for r in up.status()["fleet"]["replicas"]] == ["serving"], "one replica serves")
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(60) == 0, up.output.read_text()
-    assert "nothing left behind" in up.output.read_text()
