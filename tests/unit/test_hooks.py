@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,41 @@ async def test_discovery_that_hangs_does_not_keep_a_worker_from_draining(monkeyp
     monkeypatch.setattr(gate, "LEAVE_TIMEOUT_S", 0.01)
     async with asyncio.timeout(5):
         await gate.Presence(Endpoint(), None).leave()
+
+
+async def test_a_drain_leaves_discovery_then_waits_then_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LEAVE_GRACE_S", 0.05)
+    happened: list[tuple[str, float]] = []
+    served = asyncio.get_running_loop().create_future()
+
+    def note(what: str) -> None:
+        happened.append((what, time.monotonic()))
+
+    class Here:
+        """An endpoint in discovery, and the client that sees it there."""
+
+        def connection_id(self) -> int:
+            return 1
+
+        def instance_ids(self) -> list[int]:
+            return [] if happened else [1]
+
+        async def unregister_endpoint_instance(self) -> None:
+            note("left discovery")
+
+    class Runtime:
+        def shutdown(self) -> None:
+            note("finishes")
+            served.set_result(None)
+
+    hooks = Hooks(None, capture_wanted=False, incarnation=None)
+    hooks.booted()
+    await hooks.self_test(lambda: None)
+    arrival = gate.Gate(hooks)
+    arrival.stop_requested.set()
+    async with asyncio.timeout(5):
+        await arrival.serve([Runtime()], [gate.Presence(Here(), Here())], served)
+    (left, left_at), (finishes, finishes_at) = happened
+    assert (left, finishes) == ("left discovery", "finishes")
+    assert finishes_at - left_at >= 0.05, "routers hear of it a little later"
+    assert hooks.lifecycle.state is State.STOPPED
