@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent.house import HostHouses
+from dynamo_snapshot.agent.house import MOUNT_POINT, HostHouses
 from dynamo_snapshot.local import leftovers
 from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
+from worker_hooks.holder import SOCKET
 
 
 @pytest.fixture
@@ -83,6 +84,17 @@ async def test_what_bears_another_mark_is_left_alone(runtime_dir: Path, server: 
         assert leftovers.count(other) == []
         assert await leftovers.remove(other) == []
     assert server.poll() is None
+
+
+async def test_a_house_of_another_fleet_is_no_leftover_of_the_one_around_the_mount_point(runtime_dir: Path) -> None:
+    houses = HostHouses(runtime_dir)
+    house = await houses.make("r1", None)
+    bound = str(MOUNT_POINT / SOCKET)
+    assert bound in leftovers.sockets(MOUNT_POINT)
+    found = leftovers.count(MOUNT_POINT.parent)
+    assert bound not in [leftover.what for leftover in found]
+    assert not any(leftover.what.startswith(f"{house.holder.pid} ") for leftover in found)
+    await leftovers.remove(runtime_dir)
 
 
 async def test_logs_stay(runtime_dir: Path) -> None:
