@@ -138,7 +138,10 @@ async def test_etcd_is_killed_and_comes_back_with_its_data(fleet: FleetUnderLoad
 async def test_etcd_silent_for_long_costs_every_lease_and_the_fleet_comes_back(fleet: FleetUnderLoad) -> None:
     await fleet.scale(2)
     await fleet.settled(2)
+    await fleet.scale(4)
+    await fleet.under_way_is(OrderKind.RESTORE)
     with fleet.frozen("etcd"):
+        assert OrderKind.RESTORE in {order.kind for order in await fleet.under_way()}
         await asyncio.sleep(OUTAGE_S)
     await fleet.settled(1, timeout_s=90)  # the next planner knows nothing of the floor
     await fleet.scale(3)
