@@ -1,4 +1,6 @@
-"""Measures restores of the torch engine: ``PYTHONPATH=.:tests python tests/gpu/bench_restore.py --folder F --out O``.
+"""Measures restores: ``PYTHONPATH=.:tests python tests/gpu/bench_restore.py --folder F --out O``.
+
+``--engine torch`` (weights of ``--gib``) or ``--engine vllm`` (a model in the folder ``--model``, named by ``--case``).
 
 One JSON file: the environment, the machine's own limits, and for each case and way every restore's phases. The clock
 runs from the order to a passed self-test: admission, house, CRIU, CUDA, weights, first result.
@@ -18,15 +20,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gpu.rig import Rig, percentile, rig
+from gpu.rig import ENGINE, VLLM_ENGINE, Captured, Rig, percentile, rig
 
 from dynamo_snapshot.agent.cuda_client import CudaHelper
+from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.loader_process import Settings
 from dynamo_snapshot.agent.page_cache import cached_bytes
+from worker_hooks import holder
 
 
 @dataclass(frozen=True)
@@ -122,52 +127,100 @@ async def environment() -> dict[str, Any]:
     }
 
 
-async def measure(node: Rig, gib: float, name: str, repeats: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Subject:
+    """What is captured."""
+
+    engine: str
+    case: str
+    command: tuple[str, ...]
+    detach: tuple[str, ...]
+    """Arguments that keep the weights out of the image; the segment store's folder follows."""
+    cold_starts: int = 1
+    """How often it is started before its capture, each time timed; all but the last only to see how long it takes."""
+
+
+def torch_subject(gib: float) -> Subject:
+    command = (str(ENGINE), "--house", holder.HOUSE, "--weights-gib", str(gib))
+    return Subject("torch", f"{gib:g}GiB", command, ("--segments",))
+
+
+def vllm_subject(model: Path, case: str, arguments: list[str], cold_starts: int) -> Subject:
+    command = (str(VLLM_ENGINE), "--model", str(model), *arguments)
+    return Subject("vllm", case, command, ("--segments",), cold_starts)
+
+
+async def measure(node: Rig, subject: Subject, name: str, repeats: int) -> dict[str, Any]:
     way = WAYS[name]
-    engine = ["--weights-gib", str(gib), *(["--segments", str(node.store.folder)] if way.detached else [])]
-    began = time.monotonic()
-    house = await node.cold_start("source", *engine)
-    cold_start_s = time.monotonic() - began
-    images = node.folder / f"images-{name}-{gib:g}"
+    detach = (*subject.detach, str(node.store.folder)) if way.detached else ()
+    cold_starts_s = []
+    for start in range(subject.cold_starts):
+        if start:
+            await node.remove("source")
+        began = time.monotonic()
+        house = await node.ready("source", *subject.command, *detach)
+        cold_starts_s.append(time.monotonic() - began)
+    images = node.folder / f"images-{name}-{subject.case}"
+    history = _seconds_in_states(house)
     snapshot = await node.capture(house, images, drop_zeros=way.detached)
     await node.remove("source")
+    row = {
+        "engine": subject.engine,
+        "case": subject.case,
+        "way": name,
+        "huge_pages": huge_pages(),
+        "repeats": repeats,
+        "cold_starts_s": cold_starts_s,
+        "cold_start_states_s": history,
+        "capture": snapshot.seconds,
+        "zero_pages": None if snapshot.zero_pages is None else asdict(snapshot.zero_pages),
+        "dirty_mebibytes": snapshot.dirty,
+        "segments": len(snapshot.segments),
+        "image_bytes": snapshot.image_bytes,
+        "image_read_bytes_per_s": read_rate(max(images.glob("pages-*.img"), key=lambda path: path.stat().st_size)),
+        "image_cached_bytes": sum(cached_bytes(path) for path in images.iterdir()),
+        "weight_bytes": sum(segment.size for segment in snapshot.segments),
+    }
+    row |= await restores(node, snapshot, name, repeats)
+    shutil.rmtree(images)
+    return row
+
+
+async def restores(node: Rig, snapshot: Captured, name: str, repeats: int) -> dict[str, Any]:
+    """Restores ``snapshot`` again and again, each time into a house of its own."""
+    way = WAYS[name]
     prefetch_s = 0.0
     if snapshot.segments:
         prefetch_s = (await node.loader.prefetch(snapshot.segments, node.store, pin=way.pin)).seconds
-    restores: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
     failures: list[str] = []
     for number in range(repeats):
         replica = f"{name}-{number}"
         try:
             restored = await node.restore(replica, snapshot, prefetch=way.prefetch)
-            restores.append({"seconds": restored.seconds, "evidence": restored.evidence})
+            done.append({"seconds": restored.seconds, "evidence": restored.evidence})
         except Exception as failure:
             failures.append(f"{type(failure).__name__}: {failure}"[:2000])
         await node.loader.cancel(replica)
         await node.remove(replica)
-    totals = [restore["seconds"]["total"] for restore in restores]
-    row = {
-        "engine": "torch",
-        "case": f"{gib:g}GiB",
-        "way": name,
-        "huge_pages": huge_pages(),
-        "repeats": repeats,
+    totals = [restore["seconds"]["total"] for restore in done]
+    return {
         "failures": len(failures),
         "median_s": statistics.median(totals) if totals else None,
         "p95_s": percentile(totals, 0.95) if totals else None,
-        "cold_start_s": cold_start_s,
         "prefetch_s": prefetch_s,
-        "capture": snapshot.seconds,
-        "image_bytes": snapshot.image_bytes,
-        "image_read_bytes_per_s": read_rate(max(images.glob("pages-*.img"), key=lambda path: path.stat().st_size)),
-        "image_cached_bytes": sum(cached_bytes(path) for path in images.iterdir()),
-        "weight_bytes": sum(segment.size for segment in snapshot.segments),
-        "answers": sorted({restore["evidence"]["answer"] for restore in restores}),
+        "answers": sorted({restore["evidence"]["answer"] for restore in done}),
         "errors": failures,
-        "restores": restores,
+        "restores": done,
     }
-    shutil.rmtree(images)
-    return row
+
+
+def _seconds_in_states(house: House) -> dict[str, float]:
+    """How long the worker was in each state on its way to its capture."""
+    state = house.control.state()
+    assert state is not None
+    entered = state.history
+    return {name: after - since for (name, since), (_, after) in pairwise(entered)}
 
 
 def limit(row: dict[str, Any], host_to_device: float) -> float | None:
@@ -190,11 +243,23 @@ def summary(row: dict[str, Any]) -> str:
     return f"{head} failures {row['failures']}/{row['repeats']} image {row['image_bytes'] >> 20} MiB | {medians}"
 
 
+def subjects(arguments: argparse.Namespace) -> list[Subject]:
+    if arguments.engine == "torch":
+        return [torch_subject(float(gib)) for gib in arguments.gib.split(",")]
+    return [vllm_subject(arguments.model, arguments.case, arguments.engine_argument, arguments.cold_starts)]
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", default="16")
+    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
+    parser.add_argument("--gib", default="16", help="torch: GiB of weights, with commas between several cases")
+    parser.add_argument("--model", type=Path, help="vllm: the model's folder")
+    parser.add_argument("--case", help="vllm: the model's name in the results")
+    parser.add_argument("--cold-starts", type=int, default=1, help="vllm: starts before the capture, the last captured")
+    parser.add_argument("--engine-argument", action="append", default=[], help="vllm: for examples/vllm_engine.py")
     parser.add_argument("--ways", default="stock,detached,prefetched,pinned", help=", ".join(WAYS))
     parser.add_argument("--lanes", type=int, default=14)
+    parser.add_argument("--pin-gib", type=int, default=41, help="pinned: the most GiB that may be pinned")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--stock-repeats", type=int)
     parser.add_argument("--folder", type=Path, required=True)
@@ -203,16 +268,16 @@ async def main() -> None:
     arguments = parser.parse_args()
     result: dict[str, Any] = {"environment": await environment(), "rows": []}
     print(json.dumps(result["environment"]), flush=True)
-    for gib in map(float, arguments.gib.split(",")):
+    for subject in subjects(arguments):
         for name in arguments.ways.split(","):
             # Resident processes of its own for each series: what one keeps at hand must not help the next.
             settings = Settings(
-                lanes=arguments.lanes, pinned_segment_bytes=int((gib + 1) * (1 << 30)) if WAYS[name].pin else 0
+                lanes=arguments.lanes, pinned_segment_bytes=arguments.pin_gib << 30 if WAYS[name].pin else 0
             )
             repeats = arguments.repeats if WAYS[name].detached else arguments.stock_repeats or arguments.repeats
             with huge_pages_set(WAYS[name].huge_pages):
                 async with rig(arguments.folder / "node", arguments.criu, settings) as node:
-                    row = await measure(node, gib, name, repeats)
+                    row = await measure(node, subject, name, repeats)
             row["lanes"] = arguments.lanes
             row["limit_s"] = limit(row, result["environment"]["host_to_device_bytes_per_s"])
             result["rows"].append(row)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.cuda_client import CudaHelper
 from dynamo_snapshot.agent.cuda_devices import CudaRecord, device_map, record_devices
@@ -28,7 +30,9 @@ from worker_hooks.weights.segment import SEGMENTS_FILE, Segment, SegmentStore, d
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "examples" / "torch_engine.py"
+VLLM_ENGINE = ROOT / "examples" / "vllm_engine.py"
 LOCK_TIMEOUT_MS = 10_000
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *(.*)$")
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Captured:
     segments: list[Segment]
     seconds: dict[str, float]
     zero_pages: ZeroPages | None
+    dirty: dict[str, dict[str, int]]
+    """Of each process, by inner pid and name: MiB of its own in each mapping, after the CUDA checkpoint."""
 
     @property
     def image_bytes(self) -> int:
@@ -88,8 +94,13 @@ class Rig:
 
     async def cold_start(self, name: str, *engine: str) -> House:
         """Starts the torch engine; returns once it is ready-for-snapshot."""
-        house = await self.start(name, str(ENGINE), "--house", holder.HOUSE, *engine)
-        await self.until(house, house.control.is_ready_for_snapshot, 180)
+        return await self.ready(name, str(ENGINE), "--house", holder.HOUSE, *engine)
+
+    async def ready(self, name: str, *command: str, timeout_s: float = 180) -> House:
+        """Starts ``command`` as a worker; returns once it is ready-for-snapshot."""
+        house = await self.start(name, *command)
+        await self.until(house, lambda: house.control.is_ready_for_snapshot() or _refused(house), timeout_s)
+        assert not _refused(house), _refused(house)
         return house
 
     async def capture(self, house: House, images: Path, *, drop_zeros: bool) -> Captured:
@@ -100,7 +111,8 @@ class Rig:
         assert inner is not None
         pid = house.host_pid(inner)
         assert pid is not None
-        pids = list(await cuda_processes(self.driver, process_tree(pid)))
+        tree = process_tree(pid)
+        pids = list(await cuda_processes(self.driver, tree))
         watch.lap("probe")
         free = (await self.driver.inventory()).devices
         watch.lap("inventory")
@@ -111,7 +123,10 @@ class Rig:
         needed = held - (free[0].free_bytes or 0)
         watch.lap("inventory_after")
         try:
+            dirty = {_name(pid, pid in pids): dirty_mebibytes(pid) for pid in tree}
+            watch.lap("look")
             await self.criu.dump(house, inner, images)
+            shm.save(house.shm, images)
             watch.lap("dump")
         finally:
             await thaw(self.driver, pids)
@@ -128,6 +143,7 @@ class Rig:
             segments=segments,
             seconds=watch.laps,
             zero_pages=zero_pages,
+            dirty=dirty,
         )
 
     async def restore(self, name: str, captured: Captured, *, prefetch: bool, timeout_s: float = 120) -> Restored:
@@ -157,7 +173,7 @@ class Rig:
             watch.laps["loader_cached_share"] = loaded.cached_bytes / loaded.bytes
         state = house.control.state()
         assert state is not None
-        return Restored(house, watch.laps, state.evidence, load.lost)
+        return Restored(house, watch.laps, dict(state.evidence), load.lost)
 
     async def make(self, name: str) -> House:
         self.names.append(name)
@@ -165,6 +181,7 @@ class Rig:
 
     async def bring_back(self, house: House, captured: Captured, devices: DeviceMap, watch: Stopwatch) -> None:
         """CRIU, then the driver."""
+        shm.load(captured.images, house.shm)
         await house.holder.expect(captured.inner_pid)
         await self.criu.restore(house, captured.images, LOG_INSIDE)
         watch.lap("criu")
@@ -228,6 +245,31 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 100 * len(ordered)) // 100) - 1))]
+
+
+def dirty_mebibytes(pid: int, most: int = 12) -> dict[str, int]:
+    """What of a process's memory goes into an image, by mapping: the largest, and the sum of all as ``all``."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines():
+        if mapping := _MAPPING.match(line):
+            large = (int(mapping[2], 16) - int(mapping[1], 16)) >> 20
+            # Large anonymous mappings each for themselves: the driver's copy of the GPU is one.
+            name = Path(mapping[3]).name or (f"anonymous of {large} MiB" if large >= 64 else "anonymous, small")
+        elif line.startswith(("Private_Dirty:", "Shared_Dirty:")):
+            found[name] = found.get(name, 0) + int(line.split()[1])
+    largest = sorted(found, key=lambda each: -found[each])[:most]
+    return {"all": sum(found.values()) >> 10, **{each: found[each] >> 10 for each in largest}}
+
+
+def _name(pid: int, cuda: bool) -> str:
+    return f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}" + (" (CUDA)" if cuda else "")
+
+
+def _refused(house: House) -> str | None:
+    """Why the worker could not be captured and went on as a cold start; None: it did not."""
+    state = house.control.state()
+    return None if state is None else state.evidence.get("capture_refused")
 
 
 def _state(house: House) -> str | None:
