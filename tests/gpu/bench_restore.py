@@ -266,6 +266,8 @@ async def main() -> None:
     parser.add_argument("--criu", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.engine == "vllm" and not all(WAYS[name].detached for name in arguments.ways.split(",")):
+        parser.error("vllm: --ways takes only those that keep the weights out of the image")
     result: dict[str, Any] = {"environment": await environment(), "rows": []}
     print(json.dumps(result["environment"]), flush=True)
     for subject in subjects(arguments):
