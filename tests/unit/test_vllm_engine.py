@@ -71,8 +71,11 @@ def executor_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
     for name in ("vllm", "vllm.v1", "vllm.v1.executor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = set(Path("/dev/shm").glob("vllm-*"))
     yield adapter.SnapshotExecutor
     vars(adapter).pop("SnapshotExecutor")
+    for made in set(Path("/dev/shm").glob("vllm-*")) - before:
+        made.rmdir()
 
 
 def test_the_executor_is_found_and_pickled_by_its_name(executor_class: type[Any]) -> None:
@@ -91,9 +94,6 @@ def test_the_executor_has_no_connection_and_adds_the_worker_s_part(executor_clas
     assert (scheme, executor.rank, executor.local_rank) == ("file", 0, 3)
     assert Path(path).parent.is_dir()
     assert executor_class().method != executor.method
-    for each in Path("/dev/shm").glob("vllm-*"):
-        if not any(each.iterdir()):
-            each.rmdir()
 
 
 def test_another_worker_extension_is_not_replaced(executor_class: type[Any]) -> None:
