@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.agent.cuda_driver import AsyncCheckpointDriver, CudaState, DeviceMap
-from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+from worker_hooks import guard
 
 NO_MAP: DeviceMap = {}
 
 
 def process_tree(root: int) -> list[int]:
-    """Returns ``root`` and all its descendants, parents first."""
-    found = [root]
-    for pid in found:
-        found += children(pid)
-    return found
+    """Returns ``root`` and all its descendants, parents first; empty if it has gone."""
+    return list(guard.tree(root))
 
 
 async def cuda_processes(driver: AsyncCheckpointDriver, pids: Iterable[int]) -> dict[int, CudaState]:
