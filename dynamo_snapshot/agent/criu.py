@@ -22,13 +22,12 @@ from dynamo_snapshot.agent.process import spawn
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks import holder
+from worker_hooks.guard import LARGEST_GHOST_BYTES
 
 CRIU_ENV = "DYNAMO_SNAPSHOT_CRIU"
 INSTALLED = Path("share", "dynamo-snapshot", "criu", "criu")
 """Below ``sys.prefix``: where `dynamo-snapshot install-criu` puts one."""
 
-GHOST_LIMIT = "512M"
-"""The largest unlinked but open file that goes into an image."""
 _COMMON = ("-v4", "--manage-cgroups=ignore", "--ext-unix-sk", "--file-locks", "--link-remap")
 _LOG_DESCRIPTOR = 9
 _WITH_LOG = f'exec {_LOG_DESCRIPTOR}>>"$1" || exit; shift; exec "$@"'
@@ -96,7 +95,7 @@ class Criu:
         """
         log = house.path / holder.LOGS / "criu-dump.log"
         command = [
-            str(self.path), "dump", "--tree", str(pid), "--leave-running", "--ghost-limit", GHOST_LIMIT,
+            str(self.path), "dump", "--tree", str(pid), "--leave-running", "--ghost-limit", str(LARGEST_GHOST_BYTES),
             *_files(images, log), *_COMMON,
         ]  # fmt: skip
         status, text = await _run(house.command(*command), house)
