@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import aiohttp
 import msgspec
 
+from dynamo_snapshot.bus.directory import FOLDER
 from dynamo_snapshot.local.planner_log import latest_reason
 from dynamo_snapshot.local.processes import DECISION_LOG, FLEET_STATUS
 from dynamo_snapshot.local.service import ServiceStatus
@@ -49,7 +50,7 @@ def read_view(
 ) -> FleetView:
     """Reads what controller and agents have published in ``runtime_dir``; what cannot be read is not known."""
     reports = {}
-    folder = runtime_dir / "bus" / "reported"
+    folder = runtime_dir / FOLDER / "reported"
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         reported = _read(path, Reported)
         if reported is not None and not path.name.startswith("."):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dynamo_snapshot.bus.directory import FOLDER
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
@@ -83,7 +84,7 @@ def controller(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -
 
 def agent(fleet: Fleet, fleet_file: Path, environment: Mapping[str, str]) -> Service:
     """This host's node agent; ready once it has reported."""
-    return _own_command("agent", fleet_file, environment, wrote(fleet.agent.runtime_dir / "bus", "**/*"))
+    return _own_command("agent", fleet_file, environment, wrote(fleet.agent.runtime_dir / FOLDER, "**/*"))
 
 
 def _own_command(name: str, fleet_file: Path, environment: Mapping[str, str], ready: Ready) -> Service:

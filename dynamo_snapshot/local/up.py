@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from dynamo_snapshot.agent.teardown import teardown
-from dynamo_snapshot.bus.directory import DirectoryBus
+from dynamo_snapshot.bus.directory import FOLDER, DirectoryBus
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import leftovers, preflight, processes, servers
@@ -56,7 +56,7 @@ class LocalFleet:
 
     @property
     def bus(self) -> DirectoryBus:
-        return DirectoryBus(self.runtime_dir / "bus")
+        return DirectoryBus(self.runtime_dir / FOLDER)
 
     @property
     def frontend_url(self) -> str:
