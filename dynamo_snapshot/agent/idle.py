@@ -8,14 +8,21 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+STAT = Path("/proc/stat")
 WINDOW_S = 1.0
 _STEP_S = 0.25
+
+
+def cpu_times(stat: Path = STAT) -> tuple[int, int]:
+    """All processors' idle and total time since boot, in jiffies; waiting for a device counts as idle."""
+    fields = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return fields[3] + fields[4], sum(fields)
 
 
 class IdleShare:
     """Keeps ``/proc/stat`` of the last second; :meth:`run` samples it until cancelled."""
 
-    def __init__(self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stat: Path = STAT, clock: Callable[[], float] = time.monotonic) -> None:
         self._stat, self._clock = stat, clock
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=int(WINDOW_S / _STEP_S) + 1)
 
@@ -25,9 +32,7 @@ class IdleShare:
             await asyncio.sleep(_STEP_S)
 
     def sample(self) -> None:
-        fields = [int(value) for value in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
-        idle = fields[3] + fields[4]  # idle and waiting for a device
-        self._samples.append((self._clock(), idle, sum(fields)))
+        self._samples.append((self._clock(), *cpu_times(self._stat)))
 
     def share(self) -> float | None:
         """The idle share of all processors' time over about the last second, 0 to 1; None before there was one."""

@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from dynamo_snapshot.agent.idle import cpu_times
+
 PACKAGES = ("dynamo-snapshot", "ai-dynamo", "ai-dynamo-runtime", "aetcd", "nats-py")
 
 
@@ -30,11 +32,11 @@ class CpuMeter:
     """Shares of the machine's CPU time since the last look, 0 to 1."""
 
     def __init__(self) -> None:
-        self._last = _cpu_times()
+        self._last = cpu_times()
 
     def idle(self) -> float:
         """The idle share since the last call, or since the meter was made."""
-        before, self._last = self._last, _cpu_times()
+        before, self._last = self._last, cpu_times()
         total = self._last[1] - before[1]
         return (self._last[0] - before[0]) / total if total > 0 else 1.0
 
@@ -46,12 +48,6 @@ def process_cpu_seconds(pid: int) -> float:
     except (OSError, IndexError):
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_times() -> tuple[int, int]:
-    """Idle and total jiffies; waiting for I/O counts as idle."""
-    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return fields[3] + fields[4], sum(fields)
 
 
 def _distribution() -> str | None:
