@@ -14,7 +14,7 @@ import aetcd
 import grpc
 import msgspec
 
-from dynamo_snapshot.discovery.backoff import Backoff
+from dynamo_snapshot.backoff import Backoff
 from dynamo_snapshot.discovery.client import connected, etcd_errors
 from dynamo_snapshot.discovery.interface import DiscoveryView
 from dynamo_snapshot.errors import SnapshotError

@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
+from dynamo_snapshot.backoff import Backoff
 from dynamo_snapshot.bus.interface import Bus
-from dynamo_snapshot.discovery.backoff import Backoff
 from dynamo_snapshot.discovery.interface import Discovery
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.core import State, initial, step

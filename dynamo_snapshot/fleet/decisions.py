@@ -13,7 +13,7 @@ import aetcd
 import msgspec
 import structlog
 
-from dynamo_snapshot.discovery.backoff import Backoff
+from dynamo_snapshot.backoff import Backoff
 from dynamo_snapshot.discovery.client import connected, etcd_errors
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.bridge_messages import Alive, Complete, Decided, FromChild, Loads

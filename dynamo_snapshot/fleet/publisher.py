@@ -14,7 +14,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from dynamo_snapshot.discovery.backoff import Backoff
+from dynamo_snapshot.backoff import Backoff
 from dynamo_snapshot.model import FleetStatus, encode
 
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import aetcd
 import pytest
 
+from dynamo_snapshot.backoff import Backoff
 from dynamo_snapshot.discovery import etcd
-from dynamo_snapshot.discovery.backoff import Backoff
 from dynamo_snapshot.discovery.client import connected
 from dynamo_snapshot.discovery.etcd import EtcdDiscovery, parse_instance
 from dynamo_snapshot.discovery.in_memory import InMemoryDiscovery
@@ -303,15 +303,3 @@ def test_addresses(tcp: str, host: str, port: int) -> None:
 def test_what_is_no_tcp_endpoint_is_ignored(transport: dict[str, str]) -> None:
     data = {"namespace": "n", "component": "c", "endpoint": "e", "instance_id": 7, "transport": transport}
     assert parse_instance(json.dumps(data).encode()) is None
-
-
-def test_backoff_is_capped_jittered_and_reset() -> None:
-    class Highest:
-        def uniform(self, low: float, high: float) -> float:
-            assert low == 0.0
-            return high
-
-    backoff = Backoff(first_s=0.1, limit_s=1.0, dice=Highest())  # type: ignore[arg-type]  # only uniform() is used
-    assert [backoff.next() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    backoff.reset()
-    assert backoff.next() == 0.1
