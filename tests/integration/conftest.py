@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,14 +17,7 @@ from agent_host import AgentHost, MakeHost
 from dynamo_snapshot.agent.criu import find
 from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.errors import SnapshotError
-
-
-def _executable(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        pytest.fail(f"{name} is not installed: run `make setup`")
-    return found
+from dynamo_snapshot.local.servers import server_program
 
 
 def _free_port() -> int:
@@ -78,7 +70,7 @@ def etcd_command(data_dir: Path, port: int, peer_port: int) -> list[str]:
     """The command line of a one-member etcd on loopback."""
     client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
     return [
-        _executable("etcd"), "--name", "default", "--data-dir", str(data_dir), "--log-level", "error",
+        str(server_program("etcd")), "--name", "default", "--data-dir", str(data_dir), "--log-level", "error",
         "--listen-client-urls", client, "--advertise-client-urls", client,
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
     ]  # fmt: skip
@@ -145,7 +137,8 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A shared nats-server with JetStream."""
     folder = tmp_path_factory.mktemp("nats")
     port = _free_port()
-    command = [_executable("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
+    program = str(server_program("nats-server"))
+    command = [program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
     with running(command, port, folder / "nats.log"):
         yield f"nats://127.0.0.1:{port}"
 
