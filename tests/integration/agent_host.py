@@ -75,7 +75,8 @@ class AgentHost:
     async def ended(self) -> int:
         """Waits for the agent's end; returns its exit status."""
         assert self._process is not None
-        await asyncio.wait_for(wait_pid(self._process.pid), 30)
+        async with asyncio.timeout(30):
+            await wait_pid(self._process.pid)
         return self._process.wait()
 
     async def stop(self, number: int = signal.SIGTERM) -> int:

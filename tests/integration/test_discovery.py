@@ -119,7 +119,8 @@ def by_id(*instances: Instance) -> tuple[Instance, ...]:
 
 
 async def test_the_first_view_comes_at_once_even_if_empty(scene: Scene) -> None:
-    assert await asyncio.wait_for(anext(scene.discovery.watch()), 5) == ()
+    async with asyncio.timeout(5):
+        assert await anext(scene.discovery.watch()) == ()
 
 
 async def test_who_registered_before_and_after_is_seen(scene: Scene) -> None:

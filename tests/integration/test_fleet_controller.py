@@ -71,7 +71,8 @@ class Trial:
         finally:
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
-                await asyncio.wait_for(process.wait(), 20)
+                async with asyncio.timeout(20):
+                    await process.wait()
 
     @asynccontextmanager
     async def running_node(self) -> AsyncIterator[StandInNode]:
@@ -201,7 +202,8 @@ async def test_a_second_controller_takes_over_and_the_first_gives_up(trial: Tria
     async with trial.controller() as first, trial.running_node() as node:
         await trial.until(lambda: trial.settled(1))
         async with trial.controller():
-            assert await asyncio.wait_for(first.wait(), 20) != 0
+            async with asyncio.timeout(20):
+                assert await first.wait() != 0
             assert "stale_fence" in (trial.folder / "controller.log").read_text()
             await trial.until(lambda: trial.settled(1))
         assert len(node.live()) == 1

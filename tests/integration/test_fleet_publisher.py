@@ -32,11 +32,13 @@ async def test_a_nats_server_that_hangs_holds_the_file_up_for_a_second_at_most(t
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     async with file_and_nats(tmp_path, f"nats://{host}:{port}", "space") as publisher:
-        await asyncio.wait_for(greeted.wait(), 10)
+        async with asyncio.timeout(10):
+            await greeted.wait()
         await asyncio.sleep(0.1)
         for number in range(6):
             began = time.monotonic()
-            await asyncio.wait_for(publisher.publish(status(number)), 5)
+            async with asyncio.timeout(5):
+                await publisher.publish(status(number))
             assert time.monotonic() - began < 2
             assert decode((tmp_path / FILE_NAME).read_bytes(), FleetStatus).at == number
         began = time.monotonic()

@@ -42,7 +42,8 @@ def said(house: House) -> str | None:
 async def run_in(house: House, script: str) -> str:
     """Runs a worker that is a shell script to its end; returns what it wrote."""
     await house.holder.start(["/bin/sh", "-c", script], {"PATH": os.environ["PATH"]}, "/", LOG_INSIDE)
-    await asyncio.wait_for(asyncio.shield(house.holder.exited), 10)
+    async with asyncio.timeout(10):
+        await asyncio.shield(house.holder.exited)
     return house.log.read_text()
 
 
@@ -82,7 +83,8 @@ async def test_removal_ends_everything_even_what_ignores_signals(houses: HostHou
     await house.holder.start(["/bin/sh", "-c", script], {"PATH": os.environ["PATH"]}, "/", LOG_INSIDE)
     visitor = await asyncio.create_subprocess_exec(*house.command("sleep", "600"), env=house.environment())
     await houses.remove("one")
-    assert await asyncio.wait_for(visitor.wait(), 5) != 0
+    async with asyncio.timeout(5):
+        assert await visitor.wait() != 0
     assert not house.path.exists()
     assert house.cgroup is None or not house.cgroup.exists()
     assert marked_processes(MARK, str(house.path)) == []
@@ -193,4 +195,5 @@ async def test_a_child_that_ended_before_it_was_expected_is_still_the_workers_en
         await wait_pid(stray)
     assert await house.holder.worker() is None  # answered after the holder has reaped what had ended by then
     await house.holder.expect(int(output))
-    assert (await asyncio.wait_for(house.holder.exited, 5)).code == 7
+    async with asyncio.timeout(5):
+        assert (await house.holder.exited).code == 7

@@ -38,7 +38,8 @@ async def process(command: list[str], variables: dict[str, str], log: Path, **pi
         if child.returncode is None:
             child.terminate()
             try:
-                await asyncio.wait_for(child.wait(), 10)
+                async with asyncio.timeout(10):
+                    await child.wait()
             except TimeoutError:
                 child.kill()
                 await child.wait()
@@ -72,7 +73,8 @@ class World:
     async def remove_worker(self) -> None:
         worker = self.workers.pop()
         worker.terminate()
-        await asyncio.wait_for(worker.wait(), 20)
+        async with asyncio.timeout(20):
+            await worker.wait()
 
     async def open_bridge(self) -> None:
         command = [sys.executable, "-m", "dynamo_snapshot.fleet.dynamo_bridge", "--namespace", self.namespace]
@@ -184,5 +186,6 @@ async def test_the_same_over_grpc_and_again_after_the_plugin_was_killed(world: W
     await load
 
     second.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(second.wait(), 10) == 0
+    async with asyncio.timeout(10):
+        assert await second.wait() == 0
     assert "unregistered" in (world.folder / "plugin-2.log").read_text()

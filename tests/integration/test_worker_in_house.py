@@ -28,7 +28,8 @@ async def _in_state(house: House, wanted: str) -> None:
         assert state is None or state.state != "FAILED", state
         return True if state is not None and state.state == wanted else None
 
-    await asyncio.wait_for(wait_until(house.control.path, reached), 30)
+    async with asyncio.timeout(30):
+        await wait_until(house.control.path, reached)
 
 
 async def test_captured_and_restored_in_the_agents_houses(
@@ -47,7 +48,8 @@ async def test_captured_and_restored_in_the_agents_houses(
                "python", "-m", "dynamo.mocker", "--model-path", str(tiny_model), "--model-name", "houses"]  # fmt: skip
     inner = await source.holder.start(command, variables, "/", LOG_INSIDE)
     await _in_state(source, "READY_FOR_SNAPSHOT")
-    await asyncio.wait_for(wait_until(source.control.path, lambda: source.control.is_ready_for_snapshot() or None), 10)
+    async with asyncio.timeout(10):
+        await wait_until(source.control.path, lambda: source.control.is_ready_for_snapshot() or None)
     pid = source.host_pid(inner)
     assert pid is not None
     assert scan(pid) == []

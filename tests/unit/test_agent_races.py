@@ -116,7 +116,8 @@ async def test_a_capture_that_begins_as_the_wait_for_it_ends_keeps_its_source(no
     assert not replica.released, "a worker must not be let go while it is captured"
     await capture.release_source()
     capture.finish(Result((), 0.0))
-    await asyncio.wait_for(holding, 1)
+    async with asyncio.timeout(1):
+        await holding
     await replica.close()
 
 
@@ -138,7 +139,8 @@ async def test_a_source_that_its_capture_could_not_let_go_is_let_go_later(
             await capture.release_source()
     capture.finish(Result((), 0.0))
     assert not replica.released
-    await asyncio.wait_for(holding, 1)
+    async with asyncio.timeout(1):
+        await holding
     assert (tmp_path / "house/control" / control.RESTORE_COMPLETE).exists()
     await replica.close()
 
@@ -203,9 +205,11 @@ async def test_without_inotify_a_replica_is_followed_all_the_same(
     replica, holder = ready_worker(node, tmp_path)
     state = control.WorkerState(state="REGISTERED", since=1.0)
     (tmp_path / "house/control" / control.WORKER_STATE).write_text(state.to_json())
-    await asyncio.wait_for(replica.until(lambda: replica.state), 1)
+    async with asyncio.timeout(1):
+        await replica.until(lambda: replica.state)
     holder.lost.set_result(None)
-    assert (await asyncio.wait_for(replica.gone(), 1)).reason == Reason.HOLDER_FAILED
+    async with asyncio.timeout(1):
+        assert (await replica.gone()).reason == Reason.HOLDER_FAILED
 
 
 async def test_a_restore_that_fails_while_it_takes_its_snapshot_leaves_nothing(

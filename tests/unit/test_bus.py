@@ -40,7 +40,8 @@ def reported(sequence: int, node: str = "one") -> Reported:
 
 
 async def soon(iterator: AsyncIterator[object]) -> object:
-    return await asyncio.wait_for(anext(iterator), 5)
+    async with asyncio.timeout(5):
+        return await anext(iterator)
 
 
 async def test_nothing_is_retained_at_first(bus: Bus) -> None:

@@ -217,7 +217,8 @@ async def test_it_gives_up_when_a_node_obeys_another() -> None:
         await until(lambda: stage.planner.say is not None)
         await stage.report(fence=99)
         with pytest.raises(SnapshotError) as caught:
-            await asyncio.wait_for(task, 5)
+            async with asyncio.timeout(5):
+                await task
     assert caught.value.reason is Reason.STALE_FENCE
 
 
@@ -229,7 +230,8 @@ async def test_it_gives_up_when_another_took_the_fence() -> None:
         assert stage.planner.say is not None
         stage.planner.say(Decision(revision=1, id=0, decode=3))
         with pytest.raises(SnapshotError) as caught:
-            await asyncio.wait_for(task, 5)
+            async with asyncio.timeout(5):
+                await task
         assert len(stage.planner.completed) == 1, "also its last decision is acknowledged"
     assert caught.value.reason is Reason.STALE_FENCE
 
