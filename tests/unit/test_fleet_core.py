@@ -9,7 +9,7 @@ from fleet_world import World, rules
 from msgspec.structs import replace
 from simulated_node import Luck
 
-from dynamo_snapshot.fleet.core import initial, step
+from dynamo_snapshot.fleet.core import State, initial, step
 from dynamo_snapshot.fleet.core.messages import (
     CompleteDecision,
     Decided,
@@ -284,6 +284,26 @@ def test_while_discovery_is_unknown_its_last_view_moves_and_revokes_nothing() ->
     _, commands = step(state, view, world.now)
     revoked = [command.instance_id for command in commands if isinstance(command, RevokeLease)]
     assert revoked == [dead.instance_id]
+
+
+def test_a_pool_is_said_to_be_held_only_where_and_while_discovery_holds_it() -> None:
+    def holds(state: State) -> list[str]:
+        return [record.reason for record in state.records if record.what == "no order now"]
+
+    fleet = rules()
+    state, _ = step(initial(fleet), Started(fence=1), 1000.0)
+    state, _ = step(state, Ticked(), 1000.0 + fleet.settle_s - 0.1)
+    assert holds(state) == [], "every controller starts so"
+    slow, _ = step(state, Ticked(), 1000.0 + fleet.settle_s)
+    assert holds(slow) == ["discovery has not been read yet: numbers are held"]
+    unknown, _ = step(state, DiscoverySeen(instances=None), 1001.0)
+    assert holds(unknown) == ["discovery cannot be read: numbers are held"]
+
+    world = settled(1)
+    before = len(holds(world.state))
+    world.set_etcd(False)
+    world.run(world.rules.settle_s)
+    assert len(holds(world.state)) == before, "nothing is wanted that is held"
 
 
 def test_who_left_discovery_but_lives_is_given_time_then_killed_and_replaced() -> None:

@@ -17,6 +17,7 @@ from dynamo_snapshot.model import Instance, ReplicaPhase, ReplicaReport, Replica
 
 def discovered(draft: Draft, instances: tuple[Instance, ...] | None) -> None:
     """Takes a view in. An unknown one leaves the last known one standing."""
+    draft.set(discovery_heard=True)
     if instances is None:
         draft.set(discovery_known=False)
         return

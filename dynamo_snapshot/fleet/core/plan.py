@@ -25,7 +25,7 @@ def plan(draft: Draft) -> None:
 
 def _scale(draft: Draft, pool: str) -> None:
     if not draft.state.discovery_known:
-        _hold(draft, pool, "discovery cannot be read: numbers are held")
+        _hold(draft, pool, _held_by_discovery(draft, pool))
         return
     alive = draft.alive(pool)
     deficit = draft.pools[pool].target - len(alive)
@@ -40,6 +40,16 @@ def _scale(draft: Draft, pool: str) -> None:
         for replica in victims(draft, alive, -deficit):
             draft.record(pool, f"{replica.id} withdrawn", reason)
             draft.move(replica.id, Happening.WITHDRAWN)
+
+
+def _held_by_discovery(draft: Draft, pool: str) -> str:
+    """Why ``pool`` is kept from its target; empty where it is not, or where the controller has only just started."""
+    if len(draft.alive(pool)) == draft.pools[pool].target:
+        return ""
+    if draft.state.discovery_heard:
+        return "discovery cannot be read: numbers are held"
+    starting = draft.now < draft.state.started_at + draft.rules.settle_s
+    return "" if starting else "discovery has not been read yet: numbers are held"
 
 
 def _may_go_down(draft: Draft) -> bool:

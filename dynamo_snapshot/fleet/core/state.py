@@ -109,6 +109,8 @@ class State(Value, frozen=True):
     instances: tuple[Instance, ...] = ()
     """The last view of discovery that was known."""
     discovery_known: bool = False
+    discovery_heard: bool = False
+    """Whether this controller has been told anything of discovery yet, be it that it cannot be read."""
     bindings: dict[int, str] = msgspec.field(default_factory=dict)
     """Which replica an instance in ``instances`` is; kept when the replica is gone, as ports are used again."""
     revoking: frozenset[int] = frozenset()
