@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dynamo_snapshot.discovery.client import connected
 from dynamo_snapshot.fleet import decisions
@@ -189,10 +190,16 @@ async def test_a_child_that_ends_babbles_or_hangs_is_replaced(
 
 
 async def test_a_child_that_cannot_be_started_is_tried_again(etcd_url: str, tmp_path: Path) -> None:
-    planner = DynamoPlanner(etcd_url, "bridge", [], command=[str(tmp_path / "nothing")])
-    async with listening(planner):
-        await asyncio.sleep(0.2)
-        planner.complete(Decision(revision=1, id=1))
+    program, later = tmp_path / "child", tmp_path / "later"
+    later.write_text(f"#!{sys.executable}\n{DECIDES}")
+    later.chmod(0o755)
+    planner = DynamoPlanner(etcd_url, "bridge", [], command=[str(program)])
+    with capture_logs() as logs:
+        async with listening(planner) as heard:
+            await until(lambda: "bridge_not_started" in {entry["event"] for entry in logs})
+            planner.complete(Decision(revision=1, id=1))
+            later.rename(program)
+            await until(lambda: bool(heard.decisions))
 
 
 async def test_the_real_child_tells_the_load_of_a_real_worker(
