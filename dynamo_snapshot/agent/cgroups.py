@@ -34,11 +34,11 @@ class Cgroups:
         try:
             group.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.info("no cgroup for replicas", cause=error.strerror, where=str(self.base))
+            log.info("no_cgroup", folder=str(self.base), cause=error.strerror)
             self.base = None
             return None
         if memory_limit_bytes is not None and not self._limit(group, memory_limit_bytes):
-            log.warning("memory limit not applied: no memory controller for cgroup v2", replica=replica_id)
+            log.warning("memory_limit_not_applied", replica=replica_id, cause="no memory controller for cgroup v2")
         return group
 
     def find(self, replica_id: str) -> Path | None:

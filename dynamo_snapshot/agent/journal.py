@@ -153,7 +153,7 @@ class Journal:
         try:
             self._write(entry)
         except OSError as error:
-            log.error("the journal cannot be written: trying again with its next entry", cause=str(error))
+            log.error("journal_not_written", path=str(self.path), cause=str(error))
             self._behind = True
         self._apply(entry)
 
@@ -206,7 +206,7 @@ class Journal:
                 self.state.apply(msgspec.json.decode(line, type=Entry))
             except msgspec.MsgspecError as error:
                 if number == len(lines):  # cut short by a crash: its effect was never begun
-                    log.warning("last journal line is cut short", path=str(self.path))
+                    log.warning("journal_line_cut_short", path=str(self.path))
                     return
                 raise SnapshotError(
                     Reason.INTERNAL_ERROR,
@@ -236,7 +236,7 @@ class Journal:
         try:
             sync_path(self.path.parent)  # else a power cut could bring back the old file, without what follows here
         except OSError as error:
-            log.error("the journal's folder cannot be synced", path=str(self.path), cause=str(error))
+            log.error("journal_folder_not_synced", path=str(self.path), cause=str(error))
         self._lines = len(entries)
         self._flushed = self._written
         return opened

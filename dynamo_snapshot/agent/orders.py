@@ -65,7 +65,7 @@ class Orders:
         self._tasks.pop(order_id, None)
         self._cancelled.pop(order_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an order's outcome could not be kept", order=order_id, cause=str(error), exc_info=error)
+            log.error("outcome_not_kept", order=order_id, cause=str(error), exc_info=error)
 
     def refuse(self, order: Order, reason: Reason, message: str) -> None:
         """Ends ``order`` without beginning it."""
@@ -213,7 +213,7 @@ class Orders:
             return status, reason, message
         if result.error is not None:
             log.warning(
-                "order failed",
+                "order_failed",
                 order=order.id,
                 kind=order.kind,
                 replica=order.replica_id,
@@ -223,7 +223,7 @@ class Orders:
             )
             remedy = f". {result.error.remedy}" if result.error.remedy else ""
             return OrderStatus.FAILED, result.error.reason, result.error.message + remedy
-        log.info("order done", order=order.id, kind=order.kind, replica=order.replica_id)
+        log.info("order_done", order=order.id, kind=order.kind, replica=order.replica_id)
         return OrderStatus.DONE, None, ""
 
     def _end(self, outcome: Outcome) -> None:

@@ -30,11 +30,11 @@ async def recover(node: Node, orders: Orders) -> None:
     """Repairs, then settles every order that was under way; returns when the node is as its journal says."""
     swept = await asyncio.to_thread(node.store.sweep)
     if swept:
-        log.info("swept what a crash left in the store", what=swept)
+        log.info("store_swept", what=swept)
     records = dict(node.journal.state.replicas)
     for replica_id in node.houses.existing():
         if replica_id not in records:
-            log.warning("removing a house that no journal knows", replica=replica_id)
+            log.warning("removing_unknown_house", replica=replica_id)
             await node.houses.remove(replica_id)
     await asyncio.gather(*(_take_over(node, record) for record in records.values()))
     for order in list(node.journal.state.open.values()):
@@ -52,9 +52,9 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
     if record.served:  # it is not forgotten before the fleet has heard of its end
         exited = node.add(record)
         exited.settle(node.houses.exit_of(record.replica_id))
-        log.info("a replica ended while no agent ran", replica=record.replica_id)
+        log.info("replica_ended_without_agent", replica=record.replica_id)
         return
-    log.warning("ending a replica that never served", replica=record.replica_id, way=record.way)
+    log.warning("ending_unserved_replica", replica=record.replica_id, way=record.way)
     await node.houses.remove(record.replica_id)
     node.journal.keep(ReplicaGone(replica_id=record.replica_id))
 
@@ -66,7 +66,7 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
         inner = await house.holder.worker()
         replica.state = house.control.state()
     except SnapshotError as error:
-        log.warning("a house of the earlier agent is broken", replica=record.replica_id, cause=str(error))
+        log.warning("house_broken", replica=record.replica_id, cause=str(error))
         # A holder that is there and silent may only be slow: what served is not called dead on its silence.
         if house.holder.lost.done() or not record.served:
             return False
@@ -86,7 +86,7 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
     await settle(replica)
     if serves:
         node.note(replica, served=True)
-    log.info("adopted a replica", replica=replica.id, phase=replica.phase)
+    log.info("replica_adopted", replica=replica.id, phase=replica.phase)
     return True
 
 

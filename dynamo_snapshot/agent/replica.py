@@ -209,7 +209,7 @@ class Replica:
         try:
             return house.control.state() or self.state
         except SnapshotError as error:
-            log.warning("a worker's own account is not readable", replica=self.id, cause=str(error))
+            log.warning("worker_state_unreadable", replica=self.id, cause=str(error))
             return self.state
 
     def _last_words(self) -> str:

@@ -41,7 +41,7 @@ class Upkeep:
             try:
                 await self.once()
             except OSError as error:  # a store that cannot be read is no reason to leave the replicas alone
-                log.error("the store cannot be looked after", cause=str(error))
+                log.error("store_upkeep_failed", cause=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._woken.wait()
@@ -90,10 +90,10 @@ class Upkeep:
             await asyncio.to_thread(check, snapshot_id)
         except SnapshotError as error:
             if error.reason is not Reason.SNAPSHOT_MISSING:
-                log.error("a snapshot is not what was published", snapshot=snapshot_id, cause=str(error))
+                log.error("snapshot_distrusted", snapshot=snapshot_id, cause=str(error))
                 self._node.distrusted[snapshot_id] = error.message
         except OSError as error:  # of this snapshot: the others are looked after all the same
-            log.error("a snapshot cannot be digested", snapshot=snapshot_id, cause=str(error))
+            log.error("snapshot_not_digested", snapshot=snapshot_id, cause=str(error))
             if error.errno == errno.EIO:
                 self._node.distrusted[snapshot_id] = f"snapshot {snapshot_id} cannot be read: {error}"
         await self._look()
@@ -102,9 +102,9 @@ class Upkeep:
         for removal in await asyncio.to_thread(self._removals):
             try:
                 await asyncio.to_thread(self._node.store.remove, removal)
-                log.info("snapshot removed", snapshot=removal)
+                log.info("snapshot_removed", snapshot=removal)
             except SnapshotError as error:
-                log.info("snapshot not removed", snapshot=removal, cause=str(error))
+                log.info("snapshot_not_removed", snapshot=removal, cause=str(error))
             await self._look()
 
     def _removals(self) -> list[str]:

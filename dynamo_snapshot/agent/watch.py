@@ -24,7 +24,7 @@ async def changes(folder: Path) -> AsyncIterator[asyncio.Event]:
     try:
         watch = DirectoryWatch(folder)
     except OSError as error:
-        log.warning("no watch: looking twice a second", folder=str(folder), cause=str(error))
+        log.warning("folder_not_watched", folder=str(folder), look_s=LOOK_S, cause=str(error))
         with _set_regularly(event):
             yield event
         return

@@ -125,7 +125,7 @@ class Controller:
                 if error.reason is not Reason.SERVER_UNREACHABLE:
                     raise
                 delay = backoff.next()
-                log.warning("waiting_for_servers", error=error.message, next_try_in_s=round(delay, 2))
+                log.warning("waiting_for_servers", cause=error.message, next_try_in_s=round(delay, 2))
                 await asyncio.sleep(delay)
             else:
                 log.info("controller_started", fence=fence, targets=memory.targets, nodes=sorted(reports))
@@ -195,7 +195,7 @@ class Controller:
                 await self._bus.publish_wanted(wanted)
                 backoff.reset()
             except SnapshotError as error:
-                log.warning("wanted_not_written", node=node, error=str(error))
+                log.warning("wanted_not_written", node=node, cause=str(error))
                 self._wanted.put_back(node, wanted)
                 await asyncio.sleep(backoff.next())
 
@@ -210,7 +210,7 @@ class Controller:
                 log.info("lease_revoked", instance=f"{instance_id:x}", replica=replica_id)
                 backoff.reset()
             except SnapshotError as error:
-                log.warning("lease_not_revoked", instance=f"{instance_id:x}", replica=replica_id, error=str(error))
+                log.warning("lease_not_revoked", instance=f"{instance_id:x}", replica=replica_id, cause=str(error))
                 self._leases.put_back(instance_id, replica_id)
                 await asyncio.sleep(backoff.next())
 
@@ -234,7 +234,7 @@ class Controller:
             if failure is not None:
                 if failure.reason is Reason.STALE_FENCE:
                     raise failure
-                log.warning("targets_not_remembered", error=str(failure))
+                log.warning("targets_not_remembered", cause=str(failure))
                 self._unsaved = self._unsaved or memory
                 await asyncio.sleep(backoff.next())
                 self._intent.set()

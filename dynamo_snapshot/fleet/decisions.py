@@ -75,7 +75,7 @@ class DynamoPlanner:
                 try:
                     await self._live(client, backoff, on_decision, on_loads)
                 except OSError as error:
-                    log.warning("bridge_not_started", error=str(error))
+                    log.warning("bridge_not_started", cause=str(error))
                 delay = backoff.next()
                 log.info("bridge_restarts", in_s=round(delay, 2))
                 await asyncio.sleep(delay)
@@ -116,7 +116,7 @@ class DynamoPlanner:
                             return  # the next child is given it again
                         on_decision(decision)
         except (msgspec.DecodeError, ValueError) as error:
-            log.warning("bridge_talks_nonsense", error=str(error))
+            log.warning("bridge_talks_nonsense", cause=str(error))
         finally:
             self._child = None
             await asyncio.shield(_end(child))
@@ -135,7 +135,7 @@ class DynamoPlanner:
                 if key is not None:
                     self._revision = key.create_revision
             except SnapshotError as error:
-                log.warning("decision_revision_unknown", error=str(error))
+                log.warning("decision_revision_unknown", cause=str(error))
                 if self._last is not None:
                     return None
         self._last = decided.id

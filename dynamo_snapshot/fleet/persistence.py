@@ -76,7 +76,7 @@ class EtcdStore:
         try:
             return decode(present.value, Memory)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("memory_unreadable", key=self._memory_key.decode(), error=str(error))
+            log.warning("memory_unreadable", key=self._memory_key.decode(), cause=str(error))
             return Memory()
 
     async def save(self, memory: Memory) -> None:

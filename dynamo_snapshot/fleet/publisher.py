@@ -56,7 +56,7 @@ class FileAndNats:
             self._file_failed = False
         except OSError as error:
             if not self._file_failed:
-                log.warning("status_file_failed", path=str(self._path), error=str(error))
+                log.warning("status_file_failed", path=str(self._path), cause=str(error))
             self._file_failed = True
         self._newest = data
         self._fresh.set()
@@ -80,7 +80,7 @@ class FileAndNats:
         backoff = Backoff()
 
         async def quiet(error: Exception) -> None:
-            log.debug("nats_error", error=str(error))
+            log.debug("nats_error", cause=str(error))
 
         while True:
             try:
@@ -88,7 +88,7 @@ class FileAndNats:
                     url, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2, error_cb=quiet
                 )
             except (nats.errors.Error, OSError, TimeoutError) as error:
-                log.info("nats_unreachable", url=url, error=str(error) or type(error).__name__)
+                log.info("nats_unreachable", url=url, cause=str(error) or type(error).__name__)
                 await asyncio.sleep(backoff.next())
 
     async def close(self, telling: asyncio.Task[None]) -> None:
