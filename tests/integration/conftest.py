@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
-from agent_host import AgentHost, MakeHost
+from support.agent_host import AgentHost, MakeHost
 
 from dynamo_snapshot.agent.criu import find
 from dynamo_snapshot.agent.teardown import teardown
@@ -173,7 +173,7 @@ async def make_host(tmp_path: Path, free_port: Callable[[], int], criu: Path) ->
 @pytest.fixture(scope="session")
 def frontend_url(etcd_url: str, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A shared frontend without request migration: tests keep to model names of their own."""
-    from dynamo_world import environment, frontend_command
+    from support.dynamo_world import environment, frontend_command
 
     port = _free_port()
     log = tmp_path_factory.mktemp("frontend") / "frontend.log"

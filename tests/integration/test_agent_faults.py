@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_host import AgentHost, MakeHost, criu_that, toy_spec
+from support.agent_host import AgentHost, MakeHost, criu_that, toy_spec
 from support.watching import wait_until
 
 from dynamo_snapshot.agent.process import children

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agent_host import AgentHost, MakeHost, criu_that, replica_of, toy_spec
+from support.agent_host import AgentHost, MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.house import MARK

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_host import MakeHost, criu_that, replica_of, toy_spec
+from support.agent_host import MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase

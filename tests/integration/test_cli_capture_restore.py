@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_host import PYTHON, TOY
+from support.agent_host import PYTHON, TOY
 
 from dynamo_snapshot.agent.house import MARK
 from dynamo_snapshot.agent.process import marked_processes

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_house import PYTHON, Street, release, wait_for
+from support.worker_house import PYTHON, Street, release, wait_for
 
 WAITER = """
 import asyncio, sys, time

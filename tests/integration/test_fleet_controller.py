@@ -15,7 +15,7 @@ from typing import Any
 
 import nats
 import pytest
-from fleet_stand_ins import StandInNode, planner_side
+from support.fleet_stand_ins import StandInNode, planner_side
 
 from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.discovery.client import connected

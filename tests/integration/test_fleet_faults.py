@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from fleet_under_load import FleetUnderLoad
+from support.fleet_under_load import FleetUnderLoad
 
 from dynamo_snapshot.model import OrderKind
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dynamo_world import environment, inherited, instances, models
+from support.dynamo_world import environment, inherited, instances, models
 
 from dynamo_snapshot.replay.chat import Endpoint
 from dynamo_snapshot.replay.load import LoadGenerator

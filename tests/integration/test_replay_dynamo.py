@@ -13,7 +13,7 @@ from subprocess import DEVNULL, Popen
 from typing import BinaryIO
 
 import pytest
-from dynamo_world import environment, frontend_command, inherited, instances, models
+from support.dynamo_world import environment, frontend_command, inherited, instances, models
 
 from dynamo_snapshot.replay.chat import Endpoint
 from dynamo_snapshot.replay.load import LoadGenerator

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from dynamo_world import environment, inherited, instances
+from support.dynamo_world import environment, inherited, instances
 from support.watching import wait_until
 
 from dynamo_snapshot.agent.criu import Criu

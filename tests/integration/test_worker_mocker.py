@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_world import (
+from support.dynamo_world import (
     VERSIONS,
     Load,
     ask,
@@ -22,7 +22,7 @@ from dynamo_world import (
     python_of,
     revoke,
 )
-from worker_house import Street, release, state_of, wait_for
+from support.worker_house import Street, release, state_of, wait_for
 
 from worker_hooks.guard import scan
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_world import (
+from support.dynamo_world import (
     VERSIONS,
     ask,
     differences,
@@ -20,7 +20,7 @@ from dynamo_world import (
     python_of,
     revoke,
 )
-from worker_house import release, state_of, wait_for
+from support.worker_house import release, state_of, wait_for
 
 Worker = Callable[..., subprocess.Popen[bytes]]
 
@@ -56,7 +56,7 @@ def start(
         variables.setdefault("DYNAMO_SNAPSHOT_STATE_DIR", str(control))
         env = {**inherited(), **environment(etcd_url, nats_url, name), **differences(dynamo), **variables}
         command = [str(python_of(dynamo)), "-m", "worker_hooks.worker", "run", "--",
-                   "python", "-m", "protocol_worker", str(tiny_model), name]  # fmt: skip
+                   "python", "-m", "support.protocol_worker", str(tiny_model), name]  # fmt: skip
         with log.open("ab") as output:
             worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
         started.append(worker)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_world import (
+from support.dynamo_world import (
     REPOSITORY,
     VERSIONS,
     ask,
@@ -19,7 +19,7 @@ from dynamo_world import (
     python_of,
     revoke,
 )
-from worker_house import Street, release, state_of, wait_for
+from support.worker_house import Street, release, state_of, wait_for
 
 Worker = Callable[..., subprocess.Popen[bytes]]
 

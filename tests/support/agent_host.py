@@ -18,7 +18,7 @@ from dynamo_snapshot.agent.process import wait_pid
 from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.model import Order, OrderKind, Outcome, ReplicaPhase, ReplicaReport, Reported, Wanted, WorkerSpec
 
-TOY = Path(__file__).parents[1] / "support" / "toy_worker.py"
+TOY = Path(__file__).with_name("toy_worker.py")
 NODE = "here"
 POOL = "toy"
 # Not the environment this project is installed in: its content is part of the key, and may be edited meanwhile.

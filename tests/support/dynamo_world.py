@@ -44,7 +44,7 @@ def python_of(version: str) -> Path:
 def differences(version: str) -> dict[str, str]:
     """What a worker of that release needs beside :data:`LOOPBACK`."""
     interface = {"DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # an interface's name there
-    return {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}", **(interface if version == "1.4.2" else {})}
+    return {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parents[1]}", **(interface if version == "1.4.2" else {})}
 
 
 def environment(etcd_url: str, nats_url: str, namespace: str, **more: str) -> dict[str, str]:
