@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +33,8 @@ REPLICA = "worker"
 CAPTURE_REFUSED = "capture_refused"
 """In a worker's evidence: why it went on without waiting for a capture."""
 _CAPTURE_S = 600.0
+_SLOW_S = 10.0
+"""After this long a person is told what is waited for."""
 _SERVES = (ReplicaPhase.RESUMING, ReplicaPhase.REGISTERED, ReplicaPhase.DRAINING)
 
 
@@ -100,6 +103,20 @@ class Direct:
             await self.done(self.begin(OrderKind.DRAIN, self._spec.drain_timeout_s + 10))
             return await self.until(lambda: replica.exit)
 
+    @contextmanager
+    def saying_if_slow(self, what: str) -> Iterator[None]:
+        """Says ``what`` is waited for, and where the worker's log is, if the block takes long."""
+
+        def say() -> None:
+            house = self.replica.house if self.replica else None
+            self._say(f"{what}; its log: {house.log}" if house else what)
+
+        slow = asyncio.get_running_loop().call_later(_SLOW_S, say)
+        try:
+            yield
+        finally:
+            slow.cancel()
+
     async def close(self) -> None:
         await self._orders.stop()
 
@@ -119,6 +136,7 @@ async def capture(
     Raises:
         SnapshotError: what made a phase fail; ``cancelled`` when ``stop`` was set before the capture was done.
     """
+    _require_store(settings.store_dir)
     async with _direct(settings, pool, spec, say) as direct:
         start = direct.begin(OrderKind.COLD_START, spec.boot_timeout_s + _CAPTURE_S, capture=True)
 
@@ -128,11 +146,26 @@ async def capture(
                 return True
             return False if start in outcomes or (replica is not None and replica.phase in _SERVES) else None
 
-        if not await direct.until(ready, stop):
-            if start in direct.node.journal.state.outcomes:
+        with direct.saying_if_slow("the worker has not said ready-for-snapshot yet"):
+            is_ready = await direct.until(ready, stop)
+        if not is_ready:
+            if (started := direct.node.journal.state.outcomes.get(start)) is not None:
+                if started.reason == Reason.PHASE_TIMED_OUT and started.phases and started.phases[-1].name == "boot":
+                    raise _never_ready(spec.boot_timeout_s)
                 await direct.done(start)
             raise _not_captured(direct.replica)
-        outcome = await direct.done(direct.begin(OrderKind.CAPTURE, _CAPTURE_S), stop)
+        order = direct.begin(OrderKind.CAPTURE, _CAPTURE_S)
+        try:
+            outcome = await direct.done(order, stop)
+        except SnapshotError as error:
+            if error.reason is not Reason.CANCELLED:
+                raise
+            # A dump is let end, and by then the snapshot may be published: that is no failure.
+            await direct.close()
+            late = direct.node.journal.state.outcomes.get(order)
+            if late is None or late.status is not OrderStatus.DONE:
+                raise
+            outcome = late
         assert outcome.snapshot_id is not None
         phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in outcome.phases)
         say(f"captured in {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
@@ -166,10 +199,29 @@ async def restore(
             return msgspec.structs.replace(await on_host(pool, spec), model_files=compatible.model_files, **known)
 
         direct.node.parts = parts
-        outcome = await direct.done(direct.begin(OrderKind.RESTORE, _CAPTURE_S, snapshot_id=snapshot_id), stop)
+        unset = "" if "ETCD_ENDPOINTS" in environment else " (ETCD_ENDPOINTS is not set here)"
+        with direct.saying_if_slow(f"the worker has not registered in discovery yet{unset}"):
+            outcome = await direct.done(direct.begin(OrderKind.RESTORE, _CAPTURE_S, snapshot_id=snapshot_id), stop)
         phases = ", ".join(f"{phase.name} {phase.seconds * 1e3:.0f} ms" for phase in outcome.phases)
         say(f"serving after {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
         return await direct.serve(stop)
+
+
+def _require_store(folder: Path) -> None:
+    """Looks whether snapshots can be kept in ``folder``, before a worker boots for it."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        what = "cannot be written to" if existing.is_dir() else "is not a folder"
+        raise SnapshotError(Reason.CONFIGURATION_INVALID, f"{existing} {what}", "Name another folder with --store.")
+
+
+def _never_ready(limit_s: float) -> SnapshotError:
+    return SnapshotError(
+        Reason.PHASE_TIMED_OUT,
+        f"the worker did not say ready-for-snapshot within {limit_s:g} s and was ended",
+        "Run it through `dynamo-snapshot-worker run --` or the worker hooks; if it only boots slowly, "
+        "raise --boot-timeout.",
+    )
 
 
 def _not_captured(replica: Replica | None) -> SnapshotError:

@@ -28,15 +28,16 @@ def capture(
     """Start a worker, wait until it is ready for a snapshot, capture it, and print the snapshot's id.
 
     The worker must speak the control protocol: run it through `dynamo-snapshot-worker run --`, or use the
-    worker hooks. Of the shell's variables it gets DYN_*, ETCD_* and NATS_*; set others with --env, as they
-    become part of what a host must match to restore the snapshot.
+    worker hooks. It starts in /, so give full paths. Of the shell's variables it gets DYN_*, ETCD_* and NATS_*; set
+    others with --env, as they become part of what a host must match to restore the snapshot.
 
-    Progress goes to standard error; standard output has only the id. Ctrl-C gives up and leaves nothing.
+    Progress goes to standard error; standard output has only the id. Ctrl-C gives up and leaves nothing, unless the
+    snapshot is published already.
     """
     import os
 
     from dynamo_snapshot.agent import direct
-    from dynamo_snapshot.cli.direct import assignments, run, say, settings
+    from dynamo_snapshot.cli.direct import assignments, note_relative_paths, run, say, settings
     from dynamo_snapshot.model import WorkerSpec
 
     spec = WorkerSpec(
@@ -46,5 +47,6 @@ def capture(
         model_path=str(model_path.absolute()) if model_path else None,
         boot_timeout_s=boot_timeout,
     )
+    note_relative_paths(command)
     node = settings(store, criu, runtime_dir)
     typer.echo(run(lambda stop: direct.capture(node, pool, spec, stop, say, keep=keep)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-StoreOption = Annotated[Path | None, typer.Option("--store", metavar="DIR", help="Where snapshots are kept.")]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="Snapshots' folder; default: /var/lib/dynamo-snapshot/snapshots."),
+]
 CriuOption = Annotated[Path | None, typer.Option("--criu", metavar="PATH", help="The criu to run.")]
 RuntimeOption = Annotated[
     Path | None, typer.Option("--runtime-dir", metavar="DIR", help="For the replica while it runs; removed afterwards.")
@@ -48,6 +51,14 @@ def assignments(given: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
         found[name] = value
     return found
+
+
+def note_relative_paths(command: Sequence[str]) -> None:
+    """Says which arguments name files here that the worker will not find, as it starts in /."""
+    for argument in command:
+        path = Path(argument)
+        if ("/" in argument or path.suffix) and not path.is_absolute() and path.exists():
+            say(f"note: the worker starts in / and may not find {argument}; its full path is {path.absolute()}")
 
 
 def say(text: str) -> None:

@@ -5,8 +5,9 @@ Errors meet the user here and nowhere else: one sentence with its remedy, never 
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -63,12 +64,19 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         if arguments[:1] == [name]:
             target = getattr(import_module(f"dynamo_snapshot.cli.{entry.module}"), entry.attribute)
             if isinstance(target, typer.Typer):
+                for command in target.registered_commands:
+                    command.help = paragraphs(command.callback)
                 app.add_typer(target, name=name, help=entry.summary)
             else:
-                app.command(name, rich_help_panel=entry.panel)(target)
+                app.command(name, help=paragraphs(target), rich_help_panel=entry.panel)(target)
         else:
             app.command(name, help=entry.summary, rich_help_panel=entry.panel)(_not_imported)
     return app
+
+
+def paragraphs(command: Callable[..., object] | None) -> str:
+    """Returns a command's help with one line a paragraph: the terminal breaks lines, not the source."""
+    return "\n\n".join(" ".join(part.split("\n")) for part in (inspect.getdoc(command) or "").split("\n\n"))
 
 
 def _not_imported() -> None:

@@ -19,7 +19,9 @@ def restore(
     """Restore a worker from a snapshot and show what it does until Ctrl-C, which drains it.
 
     It gets a new identity: a port, a discovery lease and random numbers of its own. Of the shell's variables it gets
-    DYN_*, ETCD_* and NATS_*, and those of --env. The exit status is the worker's own; 1 when it was not restored.
+    DYN_*, ETCD_* and NATS_*, and those of --env; ETCD_ENDPOINTS says where it registers.
+
+    The exit status is the worker's own; 1 when it was not restored.
     """
     import os
 

@@ -153,6 +153,7 @@ class LocalFleet:
         addresses = self.fleet.servers.model_copy(update={"etcd": self.etcd_url, "nats": self.nats_url})
         path = self.runtime_dir / "fleet.yaml"
         resolved = self.fleet.model_copy(update={"servers": addresses}).model_dump(mode="json")
+        path.touch(mode=0o600)  # workers' environments may hold tokens
         path.write_text(yaml.safe_dump(resolved, sort_keys=False))
         return path
 

@@ -92,3 +92,16 @@ def test_ctrl_c_before_the_worker_is_ready_leaves_nothing(place: Place) -> None:
     assert "cancelled" in errors
     assert place.is_clean()
     assert SnapshotStore(place.store).list() == []
+
+
+def test_ctrl_c_once_the_images_are_on_disk_ends_with_the_snapshot(place: Place) -> None:
+    capturing = subprocess.Popen(place.capture(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert capturing.stderr is not None
+    for line in capturing.stderr:
+        if "resuming" in line:  # the source is released, and publishing goes on beside it
+            capturing.send_signal(signal.SIGINT)
+            break
+    output, errors = capturing.communicate(timeout=30)
+    assert capturing.returncode == 0, errors
+    assert [summary.id for summary in SnapshotStore(place.store).list()] == [output.strip()]
+    assert place.is_clean()

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from dynamo_snapshot.cli.main import COMMANDS, explain
+from dynamo_snapshot.cli.direct import note_relative_paths
+from dynamo_snapshot.cli.main import COMMANDS, explain, paragraphs
 from dynamo_snapshot.config import load_fleet
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local.up import LocalFleet
 from dynamo_snapshot.model import Reason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
@@ -78,3 +80,44 @@ def test_the_exit_status_tells_configuration_from_the_rest(reason: Reason, code:
 def test_the_example_is_a_valid_fleet() -> None:
     fleet = load_fleet(EXAMPLE)
     assert fleet.model.path == EXAMPLE.parent / "tiny-model"
+
+
+def test_help_breaks_lines_where_the_terminal_ends_and_not_where_the_source_does() -> None:
+    def command() -> None:
+        """One
+        sentence.
+
+        Another
+        one.
+        """
+
+    assert paragraphs(command) == "One sentence.\n\nAnother one."
+
+
+def test_a_path_that_the_worker_will_not_find_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "worker.py").touch()
+    (tmp_path / "run").mkdir()
+    note_relative_paths(["python", "worker.py", "run", "no.py", str(tmp_path / "worker.py")])
+    said = capsys.readouterr().err
+    assert said.count("note: ") == 1
+    assert str(tmp_path / "worker.py") in said
+
+
+@pytest.mark.parametrize("place", ["file", "file/store"])
+def test_a_store_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    done = run("capture", "--store", str(tmp_path / place), "--runtime-dir", str(tmp_path / "run"), "--", "true")
+    assert done.returncode == 2
+    assert f"{tmp_path / 'file'} is not a folder" in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_the_fleet_that_up_writes_for_its_parts_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Workers' environments may hold tokens."""
+    example = load_fleet(EXAMPLE)
+    agent = example.agent.model_copy(update={"runtime_dir": tmp_path})
+    path = LocalFleet(example.model_copy(update={"agent": agent})).write_fleet()
+    assert path.stat().st_mode & 0o077 == 0
