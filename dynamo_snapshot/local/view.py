@@ -192,5 +192,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     numbers = {"target", "serving", "pending", "draining", "running", "queued", "for", "ago"}
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        # Where it is narrow these break, so that short words stay whole.
+        long = column in {"snapshot", "instance", "decision", "because", ""}
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=not long)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from dynamo_snapshot.local.observe import FleetView, counter_total
@@ -62,6 +63,18 @@ def shown(view: FleetView) -> str:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - ends with the test
     console.print(render(view, ["a line"]))
     return console.export_text()
+
+
+def test_short_words_stay_whole_in_80_columns() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - ends with the test
+    cold = msgspec.structs.replace(
+        status().replicas[0], replica_id="decode-1-1", way=Way.COLD_START, instance_id=2**63 - 1
+    )
+    console.print(render(FleetView(at=NOW, status=msgspec.structs.replace(status(), replicas=(cold,)))))
+    text = console.export_text()
+    assert "cold_start" in text
+    assert "● serving" in text
+    assert "1 min 15 s" in text
 
 
 def test_a_fleet_shows_replicas_with_time_in_state_load_and_decisions_with_reasons() -> None:
