@@ -97,6 +97,8 @@ def _write(path: Path, content: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    import sys
+    import argparse
 
-    print(write_tiny_model(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description="Writes the model folder that the example fleet names.")
+    parser.add_argument("folder", type=Path, help="where; made if missing")
+    print(write_tiny_model(parser.parse_args().folder))

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -26,3 +28,14 @@ def test_text_survives_the_way_through_the_tokenizer(tmp_path: Path) -> None:
     text = "Bananas are 7 € each, she said.\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert CONTEXT_LENGTH > 8000
+
+
+def test_the_command_explains_itself_and_writes_no_folder_named_like_an_option(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dynamo_snapshot.local.tiny_model"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert helped.returncode == 0
+    assert "folder" in helped.stdout
+    assert not list(tmp_path.iterdir())
+    bare = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert bare.returncode == 2
+    assert "Traceback" not in bare.stderr
