@@ -83,6 +83,9 @@ class Worker(Section):
     )
     environment: dict[str, str] = Field(default_factory=dict, description="Set beside the fleet's own variables.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="The replica's cgroup limit, where the host allows.")
+    gpus: int = Field(
+        0, ge=0, description="GPUs that each worker gets, by CUDA_VISIBLE_DEVICES; 0: none are assigned to it."
+    )
     boot_timeout_s: Seconds = Field(600, description="A cold start that takes longer is killed.")
     drain_timeout_s: Seconds = Field(30, description="What is in flight when a worker drains gets this long.")
 
@@ -116,6 +119,27 @@ class PhaseDeadlines(Section):
     digest_s: Seconds = 300
 
 
+class Gpu(Section):
+    """What the agent does with this host's GPUs; of no effect where there is no NVIDIA driver."""
+
+    enabled: bool = Field(True, description="false: no CUDA helper, no loader; CUDA processes cannot be captured.")
+    replicas_per_gpu: int = Field(
+        1, ge=1, description="Replicas that may be on one GPU at once, those on their way too."
+    )
+    lock_timeout_s: Seconds = Field(10, description="How long GPU work in flight may hold up a capture.")
+    loader: bool = Field(
+        True, description="Keep one weight loader per GPU, with a CUDA context; else workers load by themselves."
+    )
+    loader_lanes: int = Field(14, ge=1, description="A loader's threads that read and copy.")
+    loader_buffers: int = Field(3, ge=1, description="Pinned buffers of 16 MiB that each of these threads has.")
+    loader_reading: Literal["auto", "page_cache", "direct"] = Field(
+        "auto", description="auto: from the page cache if that holds the segments, else past it, with O_DIRECT."
+    )
+    pinned_segment_bytes: int = Field(
+        0, ge=0, description="Host memory, in bytes, that a loader may pin to keep segments at hand."
+    )
+
+
 class Agent(Section):
     runtime_dir: Path = Field(Path("/run/dynamo-snapshot"), description="Houses, journal and bus of this host.")
     store_dir: Path = Field(Path("/var/lib/dynamo-snapshot/snapshots"), description="Published snapshots.")
@@ -129,6 +153,7 @@ class Agent(Section):
     )
     scrub_interval_s: Seconds = Field(3600, description="How often published snapshots are digested again.")
     deadlines: PhaseDeadlines = Field(default_factory=PhaseDeadlines)
+    gpu: Gpu = Field(default_factory=Gpu)
 
     @field_validator("rpc_ports")
     @classmethod

@@ -132,6 +132,8 @@ class WorkerSpec(Value, frozen=True):
     memory_limit_bytes: int | None = None
     drain_timeout_s: float = 30.0
     boot_timeout_s: float = 600.0
+    gpus: int = 0
+    """How many GPUs the node assigns to each; 0: none."""
 
 
 class Wanted(Value, frozen=True):

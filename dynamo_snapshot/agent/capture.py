@@ -23,12 +23,16 @@ from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.phases import Result
 from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.agent.replica import Replica, new_incarnation
+from dynamo_snapshot.agent.source_gpus import freeze_source, thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Phase, Reason
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.manifest import Capture as CaptureFacts
+from dynamo_snapshot.snapshots.manifest import CudaRecord, WeightSegment
 from dynamo_snapshot.snapshots.staging import Staging
 from worker_hooks import holder
+from worker_hooks.reasons import HookError
+from worker_hooks.weights.segment import SEGMENTS_FILE, decode_segments
 
 T = TypeVar("T")
 
@@ -46,6 +50,8 @@ class Capture:
         self._source: Replica | None = None
         self._staging: Staging | None = None
         self._parts: CompatibilityParts | None = None
+        self._weights: tuple[WeightSegment, ...] = ()
+        self._cuda: CudaRecord | None = None
         self._began = node.monotonic()
 
     async def admit(self) -> None:
@@ -86,6 +92,8 @@ class Capture:
     async def stage(self) -> None:
         source = self._replica
         assert source.pid is not None
+        self._weights = await asyncio.to_thread(listed_weights, self._house)
+        await asyncio.to_thread(self._node.store.segments.require, self._weights)
         needed = _tree_bytes(source.pid) + shutil.disk_usage(self._house.shm).used + _IMAGE_OVERHEAD_BYTES
         self._staging = await asyncio.to_thread(self._node.store.stage, source.record.pool)
         free = shutil.disk_usage(self._staging.path).free
@@ -97,9 +105,16 @@ class Capture:
                 "Free space there, lower agent.minimum_free_bytes, or remove snapshots.",
             )
 
+    async def freeze(self) -> None:
+        self._cuda = await freeze_source(self._node, self._replica, self._weights)
+
     async def dump(self) -> None:
         assert self._replica.inner_pid is not None
         await self._node.criu.dump(self._house, self._replica.inner_pid, self._staged.path)
+
+    async def thaw(self) -> None:
+        if self._cuda is not None:
+            await thaw_source(self._node, self._replica)
 
     async def keep_shm(self) -> None:
         await asyncio.to_thread(shm.save, self._house.shm, self._staged.path)
@@ -128,6 +143,8 @@ class Capture:
             kernel=os.uname().release,
             phases=(Phase(name="images", seconds=self._node.monotonic() - self._began),),
             cold_start_s=source.ready_at - source.record.ordered_at,
+            weights=self._weights,
+            cuda=self._cuda,
         )
         manifest = await _stoppable(lambda progress: self._staged.publish(facts, progress))
         self.snapshot_id = manifest.id
@@ -138,6 +155,10 @@ class Capture:
         source = self._replica
         if not source.released and source.exit is None:
             source.let_go(self._node.release_environment(source))
+
+    async def thaw_source(self) -> None:
+        """Undo: back on its GPUs, wherever freeze, dump or thaw stopped."""
+        await thaw_source(self._node, self._replica)
 
     async def settle_source(self) -> None:
         """Undo: a CRIU that was killed may have left the worker stopped, and links in its shared memory."""
@@ -184,6 +205,20 @@ async def settle(source: Replica) -> None:
             if _is_stopped(pid):
                 os.kill(pid, signal.SIGCONT)
     await asyncio.to_thread(shm.remove_links, source.house.shm)
+
+
+def listed_weights(house: House) -> tuple[WeightSegment, ...]:
+    """The weight segments that a quiesced worker lists in its control directory; raises ``weights_corrupt``."""
+    try:
+        segments = decode_segments((house.control.path / SEGMENTS_FILE).read_bytes())
+    except FileNotFoundError:
+        return ()
+    except HookError as error:
+        raise SnapshotError(Reason.WEIGHTS_CORRUPT, error.message, "Mend the engine's quiesce.") from error
+    return tuple(
+        WeightSegment(address=one.address, size=one.size, device=one.device, tag=one.tag, digest=one.digest)
+        for one in segments
+    )
 
 
 class _Stopped(Exception):

@@ -28,7 +28,9 @@ class ColdStart:
         """The one it makes; given where an earlier agent has already begun it."""
 
     async def admit(self) -> None:
-        self.replica = self._node.admit(self._order, self._spec, Way.COLD_START)
+        node, count = self._node, self._spec.gpus
+        gpus = node.assign_gpus(await node.inventory(), count) if count else ()
+        self.replica = node.admit(self._order, self._spec, Way.COLD_START, gpus)
 
     async def house(self) -> None:
         replica = self._replica

@@ -4,29 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from dynamo_snapshot.agent.cuda_driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
-
-
-class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU that the captured worker could see, and what a restore needs of it."""
-
-    uuid: str
-    name: str
-    total_bytes: int
-    needed_bytes: int = 0
-    """GPU memory of the restored tree: what the driver brings back, contexts, and weight segments."""
-
-
-class CudaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a snapshot's manifest that is about GPUs."""
-
-    driver_version: str
-    devices: tuple[DeviceRecord, ...]
-    """In the order in which the worker numbers them."""
+from dynamo_snapshot.snapshots.manifest import CudaRecord, DeviceRecord
 
 
 def record_devices(inventory: Inventory, uuids: Sequence[str], needed_bytes: Sequence[int]) -> CudaRecord:
@@ -82,6 +63,29 @@ def device_map(record: CudaRecord, inventory: Inventory, assigned: Sequence[str]
         _refuse_unfit(old, _found(inventory, uuid))
     pairs = {old.uuid: new for old, new in zip(record.devices, assigned, strict=True)}
     return {} if all(old == new for old, new in pairs.items()) else pairs
+
+
+def visible_devices(inventory: Inventory, setting: str | None) -> tuple[str, ...]:
+    """Returns the UUIDs of the GPUs that a process sees, in its order.
+
+    Args:
+        setting: its ``CUDA_VISIBLE_DEVICES``: indexes, or beginnings of UUIDs; what follows one that is neither
+            is not seen (CUDA programming guide, "CUDA environment variables"). None: all are seen.
+    """
+    everyone = [device.uuid for device in inventory.devices]
+    if setting is None:
+        return tuple(everyone)
+    seen: list[str] = []
+    for entry in setting.split(","):
+        name = entry.strip()
+        if name.isdigit():
+            found = everyone[int(name) : int(name) + 1]
+        else:
+            found = [uuid for uuid in everyone if name and uuid.startswith(name)]
+        if len(found) != 1:
+            break
+        seen += found
+    return tuple(seen)
 
 
 def _found(inventory: Inventory, uuid: str) -> Device:

@@ -252,6 +252,8 @@ async def _direct(settings: Settings, pool: str, spec: WorkerSpec, say: Say) -> 
             await direct.close()
             for replica in list(node.replicas.values()):
                 await replica.close()
+            if node.gpus is not None:
+                await node.gpus.close()
             await teardown(settings.runtime_dir)
             node.journal.close()
             await asyncio.to_thread(shutil.rmtree, settings.runtime_dir, ignore_errors=True)

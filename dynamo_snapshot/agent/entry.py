@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
 from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
@@ -82,15 +83,17 @@ def build_node(settings: Settings, discoverable: Discoverable = nowhere) -> tupl
         os.environ["PATH"] = f"{beside}{os.pathsep}{search}"
     criu = Criu.locate(settings.criu)
     compatibility = CompatibilityCache(criu.version)
+    store = SnapshotStore(settings.store_dir)
     node = Node(
         settings=settings,
         houses=HostHouses(settings.runtime_dir),
-        store=SnapshotStore(settings.store_dir),
+        store=store,
         criu=criu,
         journal=Journal(settings.runtime_dir / JOURNAL),
         parts=compatibility,
         guard=scan,
         discoverable=discoverable,
+        gpus=Gpus.of_host(settings.gpu, settings.runtime_dir, store.segments.folder),
     )
     return node, compatibility
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +79,9 @@ class House:
 class Houses(Protocol):
     """Who makes houses, and takes them away."""
 
+    def prepare(self, replica_id: str) -> Path:
+        """Makes the folder of a house that is about to be made, for what must be in it before; returns it."""
+
     async def make(self, replica_id: str, memory_limit_bytes: int | None) -> House:
         """Returns a new house with its holder in stand-by; raises ``holder_failed`` and leaves nothing otherwise."""
 
@@ -112,16 +116,18 @@ class HostHouses:
     def path(self, replica_id: str) -> Path:
         return self._replicas / replica_id
 
+    def prepare(self, replica_id: str) -> Path:
+        path = self.path(replica_id)
+        with _named(path):
+            path.mkdir(parents=True)
+        return path
+
     async def make(self, replica_id: str, memory_limit_bytes: int | None) -> House:
         path = self.path(replica_id)
-        try:
+        with _named(path):
             (path / holder.CONTROL).mkdir(parents=True)
             (path / holder.LOGS).mkdir()
             lock = _lock_mount_point()
-        except PermissionError as error:
-            raise _not_privileged(f"{error.filename}: {error.strerror}") from error
-        except OSError as error:
-            raise SnapshotError(Reason.HOLDER_FAILED, f"{error.filename}: {error.strerror}") from error
         cgroup = self._cgroups.make(replica_id, memory_limit_bytes)
         errors = path / holder.LOGS / "holder.log"
         try:
@@ -292,6 +298,17 @@ async def _wait_ready(process: Process) -> None:
             raise ConnectionError(f"its first process ended with status {await process.wait()}")
     finally:
         transport.close()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the file system refuses below ``path``, as this project's error."""
+    try:
+        yield
+    except PermissionError as error:
+        raise _not_privileged(f"{error.filename or path}: {error.strerror}") from error
+    except OSError as error:
+        raise SnapshotError(Reason.HOLDER_FAILED, f"{error.filename or path}: {error.strerror}") from error
 
 
 def _not_privileged(what: str) -> SnapshotError:

@@ -41,8 +41,10 @@ class ReplicaRecord(Value, frozen=True):
     """Wall-clock seconds at which the fleet issued the order that made it."""
     capture: bool = False
     snapshot_id: str | None = None
+    gpus: dict[str, int] = msgspec.field(default_factory=dict)
+    """The GPUs it is on, by UUID in its own order: the bytes it needs of each, 0 where nobody knows."""
     served: bool = False
-    """It has registered: from then on it survives its agent."""
+    """It has registered: from then on it survives its agent, and its GPU memory shows as used."""
 
 
 class FenceSeen(Value, frozen=True, tag="fence"):

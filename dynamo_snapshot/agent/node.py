@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,9 @@ from typing import Protocol
 import msgspec
 
 from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.cuda_driver import Inventory
+from dynamo_snapshot.agent.gpu_budget import assign, left
+from dynamo_snapshot.agent.gpus import VISIBLE_ENV, Gpus
 from dynamo_snapshot.agent.house import CONTROL_INSIDE, Houses
 from dynamo_snapshot.agent.journal import Journal, ReplicaGone, ReplicaNoted, ReplicaRecord
 from dynamo_snapshot.agent.ports import Ports
@@ -27,6 +30,7 @@ from dynamo_snapshot.model import Exit, Order, Reason, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks import control
+from worker_hooks.weights.segment import FOLDER_ENV
 
 # The host's own settings that any program needs; all else is the worker's specification.
 _FROM_HOST = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
@@ -67,6 +71,8 @@ class Node:
     parts: Parts
     guard: Guard = nothing_found
     discoverable: Discoverable = nowhere
+    gpus: Gpus | None = None
+    """None: this host has none."""
     clock: Callable[[], float] = time.time
     """Wall-clock seconds."""
     monotonic: Callable[[], float] = time.monotonic
@@ -80,8 +86,8 @@ class Node:
         self.ports = Ports(*self.settings.rpc_ports)
         self.restore_slots = asyncio.Semaphore(self.settings.max_concurrent_restores)
 
-    def admit(self, order: Order, spec: WorkerSpec, way: Way) -> Replica:
-        """Takes in the replica that ``order`` wants, with a port of its own.
+    def admit(self, order: Order, spec: WorkerSpec, way: Way, gpus: Sequence[str] = ()) -> Replica:
+        """Takes in the replica that ``order`` wants, with a port of its own, on ``gpus``.
 
         Raises:
             SnapshotError: ``node_at_capacity``, ``port_in_use``; ``internal_error`` for an id that is taken.
@@ -107,6 +113,7 @@ class Node:
             ordered_at=order.issued_at,
             capture=order.capture,
             snapshot_id=order.snapshot_id,
+            gpus=dict.fromkeys(gpus, 0),
         )
         try:
             return self.add(record)
@@ -122,13 +129,38 @@ class Node:
         self.on_change()
         return replica
 
-    def note(self, replica: Replica, *, served: bool | None = None, incarnation: str | None = None) -> None:
+    async def inventory(self) -> Inventory:
+        """This host's GPUs, less what replicas on their way will take; raises ``cuda_missing`` where there are none."""
+        if self.gpus is None:
+            raise SnapshotError(
+                Reason.CUDA_MISSING,
+                "the replica needs a GPU, and this node's agent uses none",
+                "Order it on a node with an NVIDIA driver; agent.gpu.enabled must be true there.",
+            )
+        return left(await self.gpus.driver.inventory(), self.living())
+
+    def assign_gpus(self, inventory: Inventory, count: int, preferred: Sequence[str] = ()) -> tuple[str, ...]:
+        """See :func:`dynamo_snapshot.agent.gpu_budget.assign`. To be noted before anything else is awaited."""
+        return assign(inventory, self.living(), count, self.settings.gpu.replicas_per_gpu, preferred)
+
+    def living(self) -> list[ReplicaRecord]:
+        return [replica.record for replica in self.replicas.values() if replica.exit is None]
+
+    def note(
+        self,
+        replica: Replica,
+        *,
+        served: bool | None = None,
+        incarnation: str | None = None,
+        gpus: Mapping[str, int] | None = None,
+    ) -> None:
         """Writes what changed about ``replica`` to the journal."""
         record = replica.record
         replica.record = msgspec.structs.replace(
             record,
             served=record.served if served is None else served,
             incarnation=incarnation or record.incarnation,
+            gpus=record.gpus if gpus is None else dict(gpus),
         )
         self.journal.keep(ReplicaNoted(record=replica.record))
 
@@ -176,13 +208,17 @@ class Node:
     def release_environment(self, replica: Replica) -> dict[str, str]:
         """What an incarnation has of its own, for its restore context."""
         record = replica.record
-        return {
+        environment = {
             **record.spec.incarnation_environment,
             "DYN_TCP_RPC_PORT": str(record.rpc_port),
             control.INCARNATION_ENV: record.incarnation,
             # Not part of a snapshot's key, so a clone may have been captured with another.
             control.DRAIN_TIMEOUT_ENV: f"{record.spec.drain_timeout_s:g}",
+            FOLDER_ENV: str(self.store.segments.folder),
         }
+        if record.spec.gpus:
+            environment[VISIBLE_ENV] = ",".join(record.gpus)
+        return environment
 
     def worker_environment(self, replica: Replica) -> dict[str, str]:
         """The whole environment of a cold worker."""

@@ -35,6 +35,8 @@ class Share(StrEnum):
 
     OWN = "own"
     CRIU = "criu"
+    DRIVER = "driver"
+    """The CUDA driver's; nothing without a GPU."""
     ENGINE = "engine"
     VERIFY = "verify"
     WAIT = "wait"
@@ -75,7 +77,9 @@ PIPELINES: dict[str, tuple[PhaseSpec, ...]] = {
         PhaseSpec("admit"),
         PhaseSpec("inspect", undo="release_source"),
         PhaseSpec("stage", undo="discard"),
+        PhaseSpec("freeze", Limit.DUMP, undo="thaw_source", share=Share.DRIVER),
         PhaseSpec("dump", Limit.DUMP, undo="settle_source", share=Share.CRIU),
+        PhaseSpec("thaw", Limit.RESTORE, share=Share.DRIVER),
         PhaseSpec("keep_shm"),
         PhaseSpec("sync", Limit.DIGEST),
         PhaseSpec("release", commits=True),
@@ -84,9 +88,11 @@ PIPELINES: dict[str, tuple[PhaseSpec, ...]] = {
     RESTORE: (
         PhaseSpec("queue", Limit.ORDER, undo="leave_queue", share=Share.WAIT),
         PhaseSpec("admit", undo="give_back"),
+        PhaseSpec("load", undo="give_up_load"),
         PhaseSpec("house", undo="remove_house"),
         PhaseSpec("restore", Limit.RESTORE, share=Share.CRIU),
         PhaseSpec("adopt"),
+        PhaseSpec("thaw", Limit.RESTORE, share=Share.DRIVER),
         PhaseSpec("release", commits=True),
         PhaseSpec("resume", Limit.RESTORE, share=Share.ENGINE),
     ),

@@ -17,6 +17,7 @@ from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.agent.source_gpus import thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
 
@@ -32,6 +33,8 @@ async def recover(node: Node, orders: Orders) -> None:
     if swept:
         log.info("store_swept", what=swept)
     records = dict(node.journal.state.replicas)
+    if node.gpus is not None:
+        await node.gpus.outlive_predecessor(node.settings.deadlines.dump_s)
     for replica_id in node.houses.existing():
         if replica_id not in records:
             log.warning("removing_unknown_house", replica=replica_id)
@@ -84,6 +87,11 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
         replica.locate(inner)
     replica.update()
     await settle(replica)
+    if waits and not serves:
+        try:
+            await thaw_source(node, replica)
+        except SnapshotError as error:
+            log.error("a source was lost to the capture that an agent died in", replica=replica.id, cause=str(error))
     if serves:
         node.note(replica, served=True)
     log.info("replica_adopted", replica=replica.id, phase=replica.phase)

@@ -10,6 +10,7 @@ from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.cold_start import registered
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.agent.restored_gpus import RestoredGpus
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Reason, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import compatibility_key, explain_difference
@@ -26,6 +27,8 @@ class Restore:
         self._use: AbstractContextManager[Path] | None = None
         self._manifest: Manifest | None = None
         self._images = Path()
+        self._gpus: RestoredGpus | None = None
+        """None: the snapshot uses no GPU."""
 
     async def queue(self) -> None:
         await self._node.restore_slots.acquire()
@@ -59,6 +62,13 @@ class Restore:
                 + "; ".join(explain_difference(captured, wanted)[:3]),
                 "A cold start works; capture the pool's worker anew.",
             )
+        if manifest.capture.cuda is not None:
+            self._gpus = RestoredGpus(self._node, self.replica, manifest.capture, manifest.capture.cuda)
+            await self._gpus.reserve()
+
+    async def load(self) -> None:
+        if self._gpus is not None:
+            self._gpus.begin_load()
 
     async def house(self) -> None:
         replica = self._replica
@@ -69,6 +79,8 @@ class Restore:
     async def restore(self) -> None:
         house, capture = self._replica.house, self._checked.capture
         assert house is not None
+        if self._gpus is not None:
+            await self._gpus.memory_made()
         await asyncio.to_thread(shm.load, self._images, house.shm)
         # Whenever the worker ends from now on, its holder knows that it was the worker.
         expected = asyncio.create_task(house.holder.expect(capture.source_pid))
@@ -82,15 +94,23 @@ class Restore:
         replica.locate(self._checked.capture.source_pid)
         if replica.pid is None:
             await replica.until(lambda: None if replica.exit is None else True)
-        # CRIU's work is done: the next in the queue may go, and the images are not needed any more.
+        # CRIU's work is done: the next in the queue may go, and the images are not needed any more; weights are.
         await self.leave_queue()
-        self._leave_snapshot()
+        if self._gpus is None:
+            self._leave_snapshot()
+
+    async def thaw(self) -> None:
+        if self._gpus is not None:
+            await self._gpus.thaw()
 
     async def release(self) -> None:
         self._replica.let_go(self._node.release_environment(self._replica))
 
     async def resume(self) -> None:
         await registered(self._node, self._replica)
+        if self._gpus is not None:
+            await self._gpus.finish()
+            self._leave_snapshot()
 
     async def leave_queue(self) -> None:
         """Undo: the slot among the restores that may run at once."""
@@ -103,6 +123,11 @@ class Restore:
         self._leave_snapshot()
         if self.replica is not None and self._node.replicas.get(self.replica.id) is self.replica:
             await self._node.forget(self.replica)
+
+    async def give_up_load(self) -> None:
+        """Undo: memory that a loader made, and calls of the driver that outlived the replica."""
+        if self._gpus is not None:
+            await self._gpus.give_up()
 
     async def remove_house(self) -> None:
         """Undo: ends CRIU, worker and house; images and port come after it."""

@@ -67,6 +67,8 @@ class AgentService:
             "exited": self._forget_exited(),
             "upkeep": self._upkeep.run(),
         }
+        if self._node.gpus is not None:
+            tasks["gpus"] = self._node.gpus.warm()
         try:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(work, name=name) for name, work in tasks.items()]
@@ -80,6 +82,8 @@ class AgentService:
                 await self._bus.publish_reported(self.report())
             for replica in self._node.replicas.values():
                 await replica.close()
+            if self._node.gpus is not None:
+                await self._node.gpus.close()
             self._node.journal.close()
 
     def report(self) -> Reported:

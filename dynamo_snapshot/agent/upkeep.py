@@ -51,6 +51,7 @@ class Upkeep:
         await self._look()
         await self._admit()
         await self._retain()
+        await self._collect()
         if self._node.monotonic() - self._scrubbed_at > self._node.settings.scrub_interval_s:
             await self._scrub()
             self._scrubbed_at = self._node.monotonic()
@@ -106,6 +107,14 @@ class Upkeep:
             except SnapshotError as error:
                 log.info("snapshot_not_removed", snapshot=removal, cause=str(error))
             await self._look()
+
+    async def _collect(self) -> None:
+        """Removes weight segments that no snapshot names, unless a worker here may rely on some without saying so."""
+        if any(record.capture and not record.served for record in self._node.living()):
+            return
+        removed = await asyncio.to_thread(self._node.store.collect_segments)
+        if removed:
+            log.info("weight segments removed", count=len(removed))
 
     def _removals(self) -> list[str]:
         pools: dict[str, list[Candidate]] = {}

@@ -60,6 +60,7 @@ def _pool(fleet: config.Fleet, pool: config.Pool, servers: dict[str, str]) -> Po
             memory_limit_bytes=pool.worker.memory_limit_bytes,
             drain_timeout_s=pool.worker.drain_timeout_s,
             boot_timeout_s=pool.worker.boot_timeout_s,
+            gpus=pool.worker.gpus,
         ),
         min_replicas=pool.min_replicas,
         max_replicas=pool.max_replicas,

@@ -6,6 +6,8 @@
     <root>/<id>/images/            CRIU's images
     <root>/.staging/<id>/          a capture under way, the same shape; <id>.lock is held by its process
     <root>/.removed/<id>/          taken out of sight, being deleted
+    <root>/.segments/<digest>      the bytes of a weight segment, shared by the snapshots that name it
+    <root>/.node/segments/         this node's note of each segment that it digested
     <root>/.node/admitted/         this node's admission of each snapshot
     <root>/.node/in-use/           a lock file for each snapshot, shared by its users
     <root>/.node/store.lock        held for the moment in which names change
@@ -29,13 +31,16 @@ class Layout:
         self.root = root
         self.staging = root / ".staging"
         self.removed = root / ".removed"
+        self.segments = root / ".segments"
+        self.segment_notes = root / ".node" / "segments"
         self.admitted = root / ".node" / "admitted"
         self.in_use = root / ".node" / "in-use"
         self.store_lock = root / ".node" / "store.lock"
 
     def create(self) -> None:
         """Makes what is missing. Images hold a process's memory, so only the owner may read."""
-        for folder in (self.root, self.staging, self.removed, self.admitted, self.in_use):
+        folders = (self.root, self.staging, self.removed, self.segments)
+        for folder in (*folders, self.segment_notes, self.admitted, self.in_use):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def published(self, snapshot_id: str) -> Path:

@@ -12,7 +12,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Phase, Reason, Value, encode
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 IMAGES = "images"
 """The folder beside the manifest that holds everything else: CRIU's images and what belongs to them."""
@@ -30,18 +30,32 @@ class FileEntry(Value, frozen=True):
 class WeightSegment(Value, frozen=True):
     """Model weights kept apart from the process image and mapped back at the address they had."""
 
-    file: str
     address: int
     size: int
+    device: int
+    """As the worker numbers its devices."""
     tag: str
-    gpu: int | None = None
+    """Whose memory it was: ``weights``, …"""
+    digest: str
+    """Names its bytes in the store, which snapshots share (see :mod:`dynamo_snapshot.snapshots.segments`)."""
 
 
-class Gpu(Value, frozen=True):
-    """A GPU that the source used, in the order in which its processes numbered them."""
+class DeviceRecord(Value, frozen=True):
+    """One GPU that the captured worker could see, and what a restore needs of it."""
 
     uuid: str
-    model: str
+    name: str
+    total_bytes: int
+    needed_bytes: int = 0
+    """GPU memory of the restored tree: what the driver brings back, contexts, and weight segments."""
+
+
+class CudaRecord(Value, frozen=True):
+    """What a restore must know of the source's GPUs."""
+
+    driver_version: str
+    devices: tuple[DeviceRecord, ...]
+    """In the order in which the worker numbers them."""
 
 
 class Capture(Value, frozen=True):
@@ -64,7 +78,8 @@ class Capture(Value, frozen=True):
     evidence: dict[str, str] = msgspec.field(default_factory=dict)
     """What the worker told of itself when it was ready-for-snapshot."""
     weights: tuple[WeightSegment, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
+    cuda: CudaRecord | None = None
+    """None: no process of the worker used CUDA."""
 
 
 class Manifest(Value, frozen=True):
@@ -78,7 +93,12 @@ class Manifest(Value, frozen=True):
 
     @property
     def size_bytes(self) -> int:
+        """Of the images; weight segments may be another snapshot's as well."""
         return sum(entry.size for entry in self.files)
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(segment.size for segment in self.capture.weights)
 
 
 class _Header(msgspec.Struct):

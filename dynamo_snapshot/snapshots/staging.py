@@ -26,6 +26,7 @@ from dynamo_snapshot.snapshots.integrity import (
 from dynamo_snapshot.snapshots.layout import Layout
 from dynamo_snapshot.snapshots.locks import Lock, exclusive
 from dynamo_snapshot.snapshots.manifest import IMAGES, MANIFEST, SCHEMA_VERSION, Capture, Manifest, encode_manifest
+from dynamo_snapshot.snapshots.segments import Segments
 
 
 class Staging:
@@ -68,15 +69,18 @@ class Staging:
     def publish(self, capture: Capture, progress: Progress | None = None) -> Manifest:
         """Digests every file, writes the manifest and publishes all with one rename; blocks for seconds.
 
+        Weight segments that this node has not digested yet are digested too.
+
         The digest is in full, so this node's admission is recorded too.
 
         Raises:
-            SnapshotError: ``snapshot_corrupt`` when a file changes meanwhile, ``disk_full``. Nothing is
-                published then, and the staging still is to be discarded.
+            SnapshotError: ``snapshot_corrupt`` when a file changes meanwhile, ``weights_corrupt``, ``disk_full``.
+                Nothing is published then, and the staging still is to be discarded.
         """
         if not self._synced:
             self.sync()
         with _disk_full_named(self._folder):
+            Segments(self._layout).admit(capture.weights, progress)
             before = {path: _signature(self.path, path) for path in sorted(files_below(self.path))}
             manifest = Manifest(
                 schema_version=SCHEMA_VERSION,

@@ -23,6 +23,7 @@ from dynamo_snapshot.snapshots.integrity import Admission, Progress
 from dynamo_snapshot.snapshots.layout import Layout, missing
 from dynamo_snapshot.snapshots.locks import exclusive, shared, try_exclusive
 from dynamo_snapshot.snapshots.manifest import IMAGES, MANIFEST, Manifest, decode_manifest
+from dynamo_snapshot.snapshots.segments import Segments
 from dynamo_snapshot.snapshots.staging import Staging
 
 
@@ -42,6 +43,8 @@ class SnapshotStore:
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._layout = Layout(root)
         self._clock = clock
+        self.segments = Segments(self._layout)
+        """The weight segments that the snapshots name."""
 
     def __repr__(self) -> str:
         return f"<SnapshotStore {self._layout.root} {len(self._layout.ids())} published>"
@@ -105,6 +108,7 @@ class SnapshotStore:
                     "Capture again with this version.",
                 )
             integrity.verify_files(self.images(snapshot_id), manifest.files, snapshot_id, progress)
+            self.segments.verify(manifest.capture.weights, progress)
             return manifest
 
     def admit(self, snapshot_id: str, progress: Progress | None = None) -> Manifest:
@@ -125,8 +129,8 @@ class SnapshotStore:
         """Compares every file with its admission, in milliseconds, and returns the manifest.
 
         Raises:
-            SnapshotError: ``snapshot_missing``; ``snapshot_corrupt`` or ``snapshot_changed`` naming the
-                file; ``snapshot_changed`` too where this node never admitted it.
+            SnapshotError: ``snapshot_missing``; ``snapshot_corrupt``, ``weights_corrupt`` or ``snapshot_changed``
+                naming the file; ``snapshot_changed`` too where this node never admitted it.
         """
         manifest = self.manifest(snapshot_id)
         admission = self._admission(snapshot_id)
@@ -137,6 +141,7 @@ class SnapshotStore:
                 f"`dynamo-snapshot snapshots verify {snapshot_id}` digests and admits it.",
             )
         integrity.check_unchanged(self._layout.published(snapshot_id), admission)
+        self.segments.check_unchanged(manifest.capture.weights)
         return manifest
 
     # using and removing
@@ -196,6 +201,24 @@ class SnapshotStore:
         self._layout.admission(snapshot_id).unlink(missing_ok=True)
         shutil.rmtree(removed, ignore_errors=True)  # what is left, a sweep takes
 
+    def collect_segments(self) -> list[str]:
+        """Removes weight segments that no snapshot names, and has not named for a while; returns their names.
+
+        Does nothing while a capture is staged, or while a manifest cannot be read: it may name any of them.
+        The caller knows of no worker that has written segments and is yet to be captured.
+        """
+        if not self._layout.segments.is_dir():
+            return []
+        with exclusive(self._layout.store_lock):
+            if any(path.is_dir() for path in self._layout.staging.iterdir()):
+                return []
+            try:
+                manifests = [self.manifest(snapshot_id) for snapshot_id in self._layout.ids()]
+            except SnapshotError:
+                return []
+            named = {segment.digest for manifest in manifests for segment in manifest.capture.weights}
+            return self.segments.collect(named, self._clock())
+
     def sweep(self) -> list[str]:
         """Deletes what a crash left: stagings whose process is gone, half-deleted snapshots, orphaned notes.
 
@@ -238,6 +261,7 @@ class SnapshotStore:
         if admission is not None:
             try:
                 integrity.check_unchanged(self._layout.published(snapshot_id), admission)
+                self.segments.check_unchanged(manifest.capture.weights)
             except SnapshotError as error:
                 admitted = False
                 # Across a reboot a difference means little: it is to be digested again, like one from elsewhere.

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.agent.cuda_devices import CudaRecord, device_map, record_devices
+from dynamo_snapshot.agent.cuda_devices import device_map, record_devices
 from dynamo_snapshot.agent.cuda_driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.snapshots.manifest import CudaRecord
 
 GIB = 1 << 30
 

@@ -13,8 +13,9 @@ from dynamo_snapshot.snapshots.compatibility import CompatibilityParts, ModelFil
 from dynamo_snapshot.snapshots.manifest import (
     SCHEMA_VERSION,
     Capture,
+    CudaRecord,
+    DeviceRecord,
     FileEntry,
-    Gpu,
     Manifest,
     WeightSegment,
     decode_manifest,
@@ -42,10 +43,16 @@ CAPTURES = st.builds(
     cold_start_s=st.none() | SECONDS,
     evidence=st.dictionaries(TEXT, TEXT, max_size=2),
     weights=st.lists(
-        st.builds(WeightSegment, file=TEXT, address=SIZE, size=SIZE, tag=TEXT, gpu=st.none() | st.integers(0, 7)),
-        max_size=2,
+        st.builds(WeightSegment, address=SIZE, size=SIZE, device=st.integers(0, 7), tag=TEXT, digest=TEXT), max_size=2
     ).map(tuple),
-    gpus=st.lists(st.builds(Gpu, uuid=TEXT, model=TEXT), max_size=2).map(tuple),
+    cuda=st.none()
+    | st.builds(
+        CudaRecord,
+        driver_version=TEXT,
+        devices=st.lists(
+            st.builds(DeviceRecord, uuid=TEXT, name=TEXT, total_bytes=SIZE, needed_bytes=SIZE), max_size=2
+        ).map(tuple),
+    ),
 )
 MANIFESTS = st.builds(
     Manifest,

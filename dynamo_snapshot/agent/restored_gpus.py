@@ -1,0 +1,92 @@
+"""A restored replica's GPUs: chosen and reserved, its weights on their way, its processes brought back onto them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from dynamo_snapshot.agent.cuda_devices import device_map
+from dynamo_snapshot.agent.cuda_driver import DeviceMap
+from dynamo_snapshot.agent.cuda_tree import cuda_processes, process_tree, thaw
+from dynamo_snapshot.agent.loader import ReplicaLoad
+from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+from dynamo_snapshot.snapshots.manifest import Capture, CudaRecord
+
+log = structlog.get_logger()
+
+
+class RestoredGpus:
+    """One restore's; what is begun here is given up by :meth:`give_up`, whatever became of it."""
+
+    def __init__(self, node: Node, replica: Replica, capture: Capture, record: CudaRecord) -> None:
+        self._node, self._replica, self._capture, self._record = node, replica, capture, record
+        self._devices: DeviceMap = {}
+        self._load: ReplicaLoad | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._thawing: asyncio.Task[None] | None = None
+
+    async def reserve(self) -> None:
+        """Chooses the replica's GPUs and counts in what it will need of them.
+
+        Raises:
+            SnapshotError: everything that :func:`dynamo_snapshot.agent.cuda_devices.device_map` refuses, and
+                ``cuda_missing``, ``node_at_capacity``.
+        """
+        inventory = await self._node.inventory()
+        wanted = [device.uuid for device in self._record.devices]
+        count = self._replica.record.spec.gpus or len(wanted)
+        # No await from here on: another restore must not count on the same memory.
+        assigned = self._node.assign_gpus(inventory, count, wanted)
+        self._devices = device_map(self._record, inventory, assigned)
+        needed = (device.needed_bytes for device in self._record.devices)
+        self._node.note(self._replica, gpus=dict(zip(assigned, needed, strict=True)))
+
+    def begin_load(self) -> None:
+        """Has a loader make memory and fill it, beside all that follows; nothing where the worker loads by itself."""
+        gpus = self._node.gpus
+        assert gpus is not None
+        if not self._capture.weights:
+            return
+        house = self._node.houses.prepare(self._replica.id)
+        self._load = gpus.load_for(self._replica.id, house, self._capture.weights, tuple(self._replica.record.gpus))
+        if self._load is not None:
+            self._loading = asyncio.create_task(self._load.begin(), name=f"load-{self._replica.id}")
+
+    async def memory_made(self) -> None:
+        """Returns once the weights have memory; raises ``gpu_out_of_memory`` or ``weights_corrupt`` otherwise."""
+        if self._loading is not None:
+            await self._loading
+
+    async def thaw(self) -> None:
+        """Brings the restored tree back onto its GPUs. After a failure it is beyond help: to be ended."""
+        gpus, pid = self._node.gpus, self._replica.pid
+        assert gpus is not None
+        assert pid is not None
+        pids = list(await cuda_processes(gpus.driver, process_tree(pid)))
+        if not pids:
+            raise SnapshotError(
+                Reason.CUDA_RESTORE_FAILED,
+                f"no process of the restored worker of {self._replica.id} has a CUDA state, though its source had",
+            )
+        self._thawing = asyncio.create_task(thaw(gpus.driver, pids, self._devices), name=f"thaw-{self._replica.id}")
+        # Not cancelled with its phase: a driver's call ends when it wants, or when the replica is killed.
+        await asyncio.shield(self._thawing)
+
+    async def give_up(self) -> None:
+        """Ends the load if nobody took it. Waits for the driver's calls: the replica has been killed by then."""
+        for task in (self._loading, self._thawing):
+            if task is not None:
+                await asyncio.gather(task, return_exceptions=True)
+        if self._load is not None:
+            await self._load.give_up()
+
+    async def finish(self) -> None:
+        """After the worker has registered: what it did not take is not needed any more."""
+        if self._load is not None:
+            if self._load.lost:
+                log.warning("a worker loaded its weights by itself", replica=self._replica.id, cause=self._load.lost)
+            await self._load.give_up()
