@@ -1,6 +1,8 @@
 """A driver without a GPU, behind the real one's interface: CI, tests, and machines to develop on.
 
-The processes it knows are made up; what their states allow is :data:`TRANSITIONS`, as on the real one.
+What its processes' states allow is :data:`TRANSITIONS`, as on the real one. A process is made up, or a living
+one that keeps what a real one keeps in the driver, its state, in a page of its own memory at :data:`STATE_ADDRESS`:
+so the state goes into an image and comes back with it, and outlives the helper.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ from dynamo_snapshot.agent.cuda_driver import (
 
 SCRIPT_ENV = "DYNAMO_SNAPSHOT_FAKE_CUDA"
 """Names the JSON file that :func:`open_driver` makes its driver from."""
+
+STATE_ADDRESS = 0x10_0000_0000
+"""Where a living process has its :class:`FakeProcess`, as JSON that ends with a zero byte."""
+STATE_BYTES = 4096
 
 H200 = Device(
     uuid="GPU-00000000-0000-0000-0000-000000000001",
@@ -55,6 +61,8 @@ class Script(msgspec.Struct):
 
     inventory: Inventory = Inventory(driver_version="580.159.04", devices=(H200,))
     processes: dict[int, FakeProcess] = {}
+    answers: dict[Operation, str] = {}
+    """Operations that fail for every process, with the driver's result."""
 
 
 def open_driver() -> CheckpointDriver:
@@ -64,7 +72,7 @@ def open_driver() -> CheckpointDriver:
 
 
 class FakeDriver:
-    """See :class:`CheckpointDriver`. Processes it does not know do not use CUDA."""
+    """See :class:`CheckpointDriver`. Processes without a state, in the script or in memory, do not use CUDA."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -76,7 +84,7 @@ class FakeDriver:
         return self.script.inventory
 
     def state(self, pid: int) -> CudaState | None:
-        process = self.script.processes.get(pid)
+        process = self._find(pid)
         if process is None:
             return None
         self._misbehave(Operation.STATE, pid, process)
@@ -95,14 +103,14 @@ class FakeDriver:
 
     def restore(self, pid: int, devices: DeviceMap) -> None:
         process = self._known(Operation.RESTORE, pid)
-        self._step(Operation.RESTORE, pid, process)
         process.restored_onto = dict(devices)
+        self._step(Operation.RESTORE, pid, process)
 
     def unlock(self, pid: int) -> None:
         self._step(Operation.UNLOCK, pid, self._known(Operation.UNLOCK, pid))
 
     def _known(self, operation: Operation, pid: int) -> FakeProcess:
-        process = self.script.processes.get(pid)
+        process = self._find(pid)
         if process is None:
             raise failure(operation, pid, "CUDA_ERROR_NOT_INITIALIZED")
         return process
@@ -117,10 +125,34 @@ class FakeDriver:
             time.sleep(process.takes_s)
         self._misbehave(operation, pid, process)
         process.state = following
+        if pid not in self.script.processes:
+            _write_state(pid, process)
 
-    @staticmethod
-    def _misbehave(operation: Operation, pid: int, process: FakeProcess) -> None:
+    def _find(self, pid: int) -> FakeProcess | None:
+        return self.script.processes.get(pid) or _read_state(pid)
+
+    def _misbehave(self, operation: Operation, pid: int, process: FakeProcess) -> None:
         if process.kills_helper is operation:
             os._exit(139)
-        if operation in process.answers:
-            raise failure(operation, pid, process.answers[operation])
+        answers = self.script.answers | process.answers
+        if operation in answers:
+            raise failure(operation, pid, answers[operation])
+
+
+def _read_state(pid: int) -> FakeProcess | None:
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(STATE_ADDRESS)
+            page = memory.read(STATE_BYTES)
+    except OSError:  # gone, or nothing is mapped there
+        return None
+    try:
+        return msgspec.json.decode(page.partition(b"\0")[0], type=FakeProcess)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _write_state(pid: int, process: FakeProcess) -> None:
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(STATE_ADDRESS)
+        memory.write(msgspec.json.encode(process) + b"\0")

@@ -30,7 +30,7 @@ from dynamo_snapshot.model import Exit, Order, Reason, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks import control
-from worker_hooks.weights.segment import FOLDER_ENV
+from worker_hooks.weights.segment import SEGMENTS_ENV
 
 # The host's own settings that any program needs; all else is the worker's specification.
 _FROM_HOST = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
@@ -214,8 +214,9 @@ class Node:
             control.INCARNATION_ENV: record.incarnation,
             # Not part of a snapshot's key, so a clone may have been captured with another.
             control.DRAIN_TIMEOUT_ENV: f"{record.spec.drain_timeout_s:g}",
-            FOLDER_ENV: str(self.store.segments.folder),
         }
+        if self.gpus is not None:
+            environment[SEGMENTS_ENV] = str(self.store.segments.folder)
         if record.spec.gpus:
             environment[VISIBLE_ENV] = ",".join(record.gpus)
         return environment

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo_snapshot.durable import replace_synced
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, Value, decode, encode
-from dynamo_snapshot.snapshots.durable import replace_synced
 from dynamo_snapshot.snapshots.integrity import FileSignature, Progress, digest_files, sign
 from dynamo_snapshot.snapshots.layout import Layout
 from dynamo_snapshot.snapshots.manifest import WeightSegment

@@ -3,6 +3,8 @@
 It has what makes capturing hard: threads, memory, a child process, an inotify watch, a shared-memory segment and
 a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
 dump; ``never_register``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation fail.
+``TOY_CUDA`` (a ``FakeProcess`` as JSON) makes it a GPU worker for the fake driver, whose weights, in host memory,
+are out of its image.
 """
 
 from __future__ import annotations
@@ -87,9 +89,17 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     flaw()
+    gpu = None
+    if "TOY_CUDA" in os.environ:
+        sys.path.insert(0, str(Path(__file__).parent))
+        from toy_gpu import ToyGpu
+
+        gpu = ToyGpu(os.environ["TOY_CUDA"], CONTROL)
     say("ENGINE_READY")
     if os.environ.get("SNAPSHOT_CONTROL_DIR"):
         say("QUIESCING")
+        if gpu:
+            gpu.quiesce()
         say("READY_FOR_SNAPSHOT")
         write("ready-for-snapshot", "ready")
         wait_for("restore-complete")
@@ -105,6 +115,8 @@ def main() -> None:
         random.seed()
         say("IDENTITY_APPLIED")
         say("RESUMING")
+        if gpu:
+            gpu.resume()
     say("SELF_TESTING")
     assert hashlib.sha256(memory).hexdigest() == digest
     assert bytes(segment.buf[:5]) == b"share"
@@ -113,7 +125,7 @@ def main() -> None:
         stop.wait()
         sys.exit(0)
     evidence = {"first_random": repr(random.random()), "resident_digest": digest, "child": str(child.pid),
-                "port": os.environ["DYN_TCP_RPC_PORT"]}  # fmt: skip
+                "port": os.environ["DYN_TCP_RPC_PORT"], **(gpu.evidence() if gpu else {})}  # fmt: skip
     say("REGISTERED", evidence=evidence)
     print("registered", flush=True)
     stop.wait()

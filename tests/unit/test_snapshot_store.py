@@ -257,7 +257,7 @@ def test_unreadable_manifest_is_listed_with_its_reason(store: SnapshotStore) -> 
     manifest.write_bytes(manifest.read_bytes().replace(b'"schema_version": 2', b'"schema_version": 3'))
     reasons = {summary.id: summary.reason for summary in store.list()}
     assert reasons == {broken: Reason.SNAPSHOT_CORRUPT, newer: Reason.SNAPSHOT_INCOMPATIBLE}
-    with refused(Reason.SNAPSHOT_INCOMPATIBLE, "schema 2", "Upgrade"):
+    with refused(Reason.SNAPSHOT_INCOMPATIBLE, "schema 3", "Upgrade"):
         store.manifest(newer)
     store.remove(broken)
 
