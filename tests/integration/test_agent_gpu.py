@@ -40,9 +40,9 @@ def script(
     return str(path)
 
 
-def gpu_host(make_host: MakeHost, **gpu: object) -> AgentHost:
+def gpu_host(make_host: MakeHost, store_dir: Path | None = None, **gpu: object) -> AgentHost:
     settings = {"replicas_per_gpu": 4, "loader_lanes": 2, "loader_buffers": 1, **gpu}
-    host = make_host(gpu=settings)
+    host = make_host(gpu=settings, store_dir=store_dir)
     host.spec = gpu_spec()
     return host
 

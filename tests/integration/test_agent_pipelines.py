@@ -25,7 +25,7 @@ async def test_capture_leaves_the_source_serving_and_two_restores_run_at_once(ma
         outcome = await host.outcome(order)
         assert outcome.status is OrderStatus.DONE, outcome
         assert [phase.name for phase in outcome.phases] == [
-            "queue", "admit", "house", "restore", "adopt", "release", "resume",
+            "queue", "admit", "load", "house", "restore", "adopt", "thaw", "release", "resume",
         ]  # fmt: skip
         assert outcome.unaccounted_s < 0.05
         assert outcome.idle_cpu is None or 0 <= outcome.idle_cpu <= 1

@@ -22,14 +22,19 @@ STATE_ADDRESS, STATE_BYTES = 0x10_0000_0000, 4096
 _MAP_FIXED_NOREPLACE, _MAP_PRIVATE_ANONYMOUS, _READ_WRITE = 0x100000, 0x22, 3
 
 
+def map_state(process: str) -> None:
+    """Makes this process one that uses CUDA, as the fake driver sees it: ``process`` is a ``FakeProcess`` as JSON."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    flags = _MAP_FIXED_NOREPLACE | _MAP_PRIVATE_ANONYMOUS
+    address = libc.mmap(ctypes.c_void_p(STATE_ADDRESS), STATE_BYTES, _READ_WRITE, flags, -1, ctypes.c_long(0))
+    assert address == STATE_ADDRESS, os.strerror(ctypes.get_errno())
+    ctypes.memmove(STATE_ADDRESS, process.encode(), len(process))
+
+
 class ToyGpu:
     def __init__(self, process: str, control: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        flags = _MAP_FIXED_NOREPLACE | _MAP_PRIVATE_ANONYMOUS
-        address = libc.mmap(ctypes.c_void_p(STATE_ADDRESS), STATE_BYTES, _READ_WRITE, flags, -1, ctypes.c_long(0))
-        assert address == STATE_ADDRESS, os.strerror(ctypes.get_errno())
-        ctypes.memmove(STATE_ADDRESS, process.encode(), len(process))
+        map_state(process)
         self.memory = HostMemory()
         self.store = SegmentStore(Path(os.environ[SEGMENTS_ENV]))
         self.control = control
@@ -42,10 +47,12 @@ class ToyGpu:
 
     def resume(self) -> None:
         loader = self.control.parent / SOCKET
-        pump = lambda: Pump(self.memory, lanes=2, buffers=2)  # noqa: E731
-        attached = attach(self.memory, self.segments, self.store, loader if loader.exists() else None, pump, 10)
+        attached = attach(self.memory, self.segments, self.store, loader if loader.exists() else None, self._pump, 10)
         self.by_loader = attached.by_loader
         assert digests(self.memory, self.segments) == [segment.digest for segment in self.segments]
+
+    def _pump(self) -> Pump:
+        return Pump(self.memory, lanes=2, buffers=2)
 
     def evidence(self) -> dict[str, str]:
         return {

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,15 @@ from dynamo_snapshot.agent.cuda_driver import CudaState, Operation, failure
 from dynamo_snapshot.agent.cuda_fake import FakeDriver, FakeProcess, Script
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+
+LIVING = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+from toy_gpu import map_state
+map_state("{{}}")
+print("mapped", flush=True)
+sys.stdin.read()
+"""
 
 
 def fake(process: FakeProcess) -> FakeDriver:
@@ -86,3 +99,19 @@ def test_without_bindings_the_driver_is_missing(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SnapshotError) as missing:
         cuda_bindings.open_driver()
     assert missing.value.reason is Reason.CUDA_MISSING
+
+
+def test_a_living_process_keeps_its_state_in_its_own_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", LIVING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        replay(FakeDriver(Script()), process.pid)
+        FakeDriver(Script()).lock(process.pid, 1000)
+        assert FakeDriver(Script()).state(process.pid) is CudaState.LOCKED, "another helper sees what the first did"
+        failing = FakeDriver(Script(answers={Operation.UNLOCK: "CUDA_ERROR_UNKNOWN"}))
+        with pytest.raises(SnapshotError, match="CUDA_ERROR_UNKNOWN"):
+            failing.unlock(process.pid)
+        replay_without_cuda(FakeDriver(Script()), os.getpid())
+        assert process.stdin is not None
+        process.stdin.close()
+    replay_without_cuda(FakeDriver(Script()), process.pid)
