@@ -28,6 +28,7 @@ CHECKS: Mapping[str, Check] = {
     "cgroups": doctor_host.check_cgroups,
     "space": doctor_host.check_space,
     "GPU": doctor_software.check_gpus,
+    "CUDA": doctor_software.check_cuda,
     "etcd": doctor_software.check_etcd,
     "nats-server": doctor_software.check_nats_server,
     "dynamo": doctor_software.check_dynamo,

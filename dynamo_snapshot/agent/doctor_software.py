@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from dynamo_snapshot.agent import criu as criu_program
 from dynamo_snapshot.agent import criu_images
 from dynamo_snapshot.agent.criu_probe import probe_criu
+from dynamo_snapshot.agent.cuda_driver import Inventory
 from dynamo_snapshot.agent.findings import Finding, Host, error, ok, warning
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.snapshots.host_facts import read_host_facts
@@ -21,6 +24,10 @@ from dynamo_snapshot.snapshots.host_facts import read_host_facts
 _TIMEOUT_S = 60.0
 _MINIMUM_DRIVER = 580
 _INSTALL_CRIU = "Run `dynamo-snapshot install-criu`, or name a criu of 4.2 or newer."
+_INVENTORY = (
+    "import msgspec, sys; from dynamo_snapshot.agent.cuda_bindings import open_driver; "
+    "sys.stdout.buffer.write(msgspec.json.encode(open_driver().inventory()))"
+)
 _DYNAMO_MODULES = ("dynamo.llm", "dynamo.frontend", "dynamo.planner", "dynamo.common.snapshot")
 
 
@@ -65,6 +72,30 @@ def check_gpus(host: Host) -> Iterator[Finding]:
         yield warning("GPU", seen, remedy)
     else:
         yield ok("GPU", seen)
+
+
+def check_cuda(host: Host) -> Iterator[Finding]:
+    """Asks the driver what the agent's CUDA helper asks it, in a process of its own: a driver may crash or hang."""
+    if not read_host_facts(host.proc).gpu_driver:
+        return
+    try:
+        command = [sys.executable, "-c", _INVENTORY]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        yield warning("CUDA", f"the driver did not answer in {_TIMEOUT_S:g} s", "`nvidia-smi` may say why.")
+        return
+    if done.returncode:
+        cause = done.stderr.strip().rpartition("\n")[2]
+        yield warning("CUDA", f"GPU workers cannot be captured here: {cause}", "Install `cuda-bindings`.")
+        return
+    inventory = msgspec.json.decode(done.stdout, type=Inventory)
+    for device in inventory.devices:
+        free = "unknown" if device.free_bytes is None else f"{device.free_bytes >> 30} GiB"
+        seen = f"{device.uuid}: {free} free of {device.total_bytes >> 30} GiB"
+        if device.mig:
+            yield warning("CUDA", f"{seen}, in MIG mode", "The driver cannot checkpoint a partitioned GPU.")
+        else:
+            yield ok("CUDA", f"{seen}; the checkpoint API answers")
 
 
 def check_dynamo(_: Host) -> Iterator[Finding]:

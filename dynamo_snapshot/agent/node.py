@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from dynamo_snapshot.agent.collectives import NAMES_ENV
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.cuda_driver import Inventory
 from dynamo_snapshot.agent.gpu_budget import assign, left
@@ -229,6 +230,8 @@ class Node:
         environment["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment |= record.spec.environment | self.release_environment(replica)
         environment[control.STATE_DIR_ENV] = CONTROL_INSIDE
+        if record.capture and self.gpus is not None:
+            environment.setdefault(NAMES_ENV, "1")
         if record.capture:
             environment[control.CONTROL_DIR_ENV] = environment[control.LEGACY_CONTROL_DIR_ENV] = CONTROL_INSIDE
         return environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynamo_snapshot.agent.collectives import refuse_collectives
 from dynamo_snapshot.agent.cuda_devices import record_devices, visible_devices
 from dynamo_snapshot.agent.cuda_driver import Inventory
 from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, process_tree, thaw
@@ -21,7 +22,7 @@ async def freeze_source(node: Node, source: Replica, weights: Sequence[WeightSeg
     Whatever fails: they run on. What the source needs to come back stays reserved until it serves.
 
     Raises:
-        SnapshotError: as :func:`dynamo_snapshot.agent.cuda_tree.freeze`.
+        SnapshotError: ``collective_alive``, or as :func:`dynamo_snapshot.agent.cuda_tree.freeze`.
     """
     if node.gpus is None or source.pid is None:
         return None
@@ -29,6 +30,7 @@ async def freeze_source(node: Node, source: Replica, weights: Sequence[WeightSeg
     pids = list(await cuda_processes(driver, process_tree(source.pid)))
     if not pids:
         return None
+    refuse_collectives(pids)
     before = await driver.inventory()
     await freeze(driver, pids, round(node.gpus.settings.lock_timeout_s * 1000))
     after = await driver.inventory()

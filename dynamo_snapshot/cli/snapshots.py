@@ -94,6 +94,7 @@ def show_snapshot(
         "source": f"pid {capture.source_pid} in {capture.house}",
         "cold start": f"{capture.cold_start_s:.2f} s" if capture.cold_start_s is not None else "not measured",
         "capture": ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in capture.phases) or "not recorded",
+        "weights": f"{len(capture.weights)} segments, {decimal(manifest.weights_bytes)}" if capture.weights else "none",
         "files": f"{len(manifest.files)}, {decimal(manifest.size_bytes)}, {manifest.digest_algorithm}",
     }
     console = _console()
@@ -162,7 +163,10 @@ def remove_snapshots(
     fleet: FleetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove snapshots. One that is in use, in any process of this host, is refused."""
+    """Remove snapshots. One that is in use, in any process of this host, is refused.
+
+    Weight segments that only they named are removed by the node's agent.
+    """
     from dynamo_snapshot.snapshots.layout import missing
 
     found = _open(store, fleet)

@@ -14,22 +14,32 @@ import pytest
 
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.house import HostHouses
-from dynamo_snapshot.agent.journal import Journal
+from dynamo_snapshot.agent.journal import Journal, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.registered import asking
+from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.agent.upkeep import Upkeep
 from dynamo_snapshot.config import Agent, SnapshotPolicy
 from dynamo_snapshot.discovery.in_memory import InMemoryDiscovery
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Instance, Reason, WorkerSpec
+from dynamo_snapshot.model import Instance, Reason, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.manifest import Capture
+from dynamo_snapshot.snapshots.segments import UNNAMED_FOR_S
 from dynamo_snapshot.snapshots.store import SnapshotStore
 
 PARTS = CompatibilityParts(
     engine="toy", engine_version="1", command=("toy",), environment={}, model_files=(), python="3", distributions={},
     image_digest="", architecture="x", kernel="k", cpu_features=(), criu="4", gpu_models=(), gpu_driver="",
 )  # fmt: skip
+
+
+def worker(replica_id: str, *, capture: bool, served: bool) -> Replica:
+    record = ReplicaRecord(
+        replica_id=replica_id, pool="toy", way=Way.COLD_START, incarnation="i", rpc_port=1, order_id="o", ordered_at=0,
+        spec=WorkerSpec(command=("toy",)), capture=capture, served=served,
+    )  # fmt: skip
+    return Replica(record, lambda: 0.0, lambda: None)
 
 
 class World:
@@ -204,3 +214,21 @@ async def test_a_disk_that_cannot_read_one_snapshot_keeps_no_other_waiting(
     assert found[good].admitted
     assert not found[bad].admitted
     assert found[bad].reason == Reason.SNAPSHOT_CORRUPT
+
+
+async def test_segments_that_nobody_names_go_but_not_while_a_worker_may_rely_on_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    folder = world.store.segments.folder
+    folder.mkdir(parents=True)
+    world.store.stage("toy").discard()
+    world.now = UNNAMED_FOR_S + 10
+    for name in ("a" * 64, ".half-written"):
+        (folder / name).write_bytes(b"weights")
+        os.utime(folder / name, (5, 5))
+    upkeep = world.upkeep()
+    world.node.replicas["r"] = worker("r", capture=True, served=False)
+    await upkeep.once()
+    assert len(list(folder.iterdir())) == 2
+    world.node.replicas["r"] = worker("r", capture=True, served=True)
+    await upkeep.once()
+    assert list(folder.iterdir()) == []

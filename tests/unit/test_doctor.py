@@ -159,6 +159,22 @@ def test_old_gpu_driver_is_a_warning(host: Host, monkeypatch: pytest.MonkeyPatch
     assert (found.severity, found.seen) == (Severity.WARNING, "NVIDIA T4; driver 535.154.05")
 
 
+def test_the_cuda_check_asks_the_driver_where_there_is_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    put(host.proc, "cpuinfo", "flags : fpu\n")
+    assert list(doctor_software.check_cuda(host)) == []
+    put(host.proc, "driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1  Thu\n")
+    fake = doctor_software._INVENTORY.replace("cuda_bindings", "cuda_fake")
+    monkeypatch.setattr(doctor_software, "_INVENTORY", fake)
+    found = only(doctor_software.check_cuda(host))
+    assert found.severity is Severity.OK
+    assert "GPU-00000000-0000-0000-0000-000000000001: 138 GiB free of 139 GiB" in found.seen
+    monkeypatch.setattr(doctor_software, "_INVENTORY", "raise SystemExit('no library')")
+    found = only(doctor_software.check_cuda(host))
+    assert found.severity is Severity.WARNING
+    assert "no library" in found.seen
+
+
 def test_servers_are_run_to_see_their_version(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_software.sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
