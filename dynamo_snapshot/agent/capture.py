@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.house import LOG_INSIDE, House
 from dynamo_snapshot.agent.node import Node
@@ -24,6 +26,7 @@ from dynamo_snapshot.agent.phases import Result
 from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.agent.replica import Replica, new_incarnation
 from dynamo_snapshot.agent.source_gpus import freeze_source, thaw_source
+from dynamo_snapshot.agent.zero_pages import drop_zero_pages
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Phase, Reason
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
@@ -33,6 +36,8 @@ from dynamo_snapshot.snapshots.staging import Staging
 from worker_hooks import holder
 from worker_hooks.reasons import HookError
 from worker_hooks.weights.segment import SEGMENTS_FILE, decode_segments
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -120,6 +125,13 @@ class Capture:
         await asyncio.to_thread(shm.save, self._house.shm, self._staged.path)
         await asyncio.to_thread(shm.remove_links, self._house.shm)
 
+    async def drop_zeros(self) -> None:
+        # Before the images are flushed: what is dropped need not be written. In an image without a CUDA process
+        # there is next to nothing to drop, and the look alone takes as long as flushing half of it.
+        if self._cuda is not None:
+            dropped = await asyncio.to_thread(drop_zero_pages, self._staged.path, self._node.criu.path)
+            log.info("zero pages dropped", before=dropped.bytes_before, after=dropped.bytes_after)
+
     async def sync(self) -> None:
         await asyncio.to_thread(self._staged.sync)
 
@@ -170,13 +182,14 @@ class Capture:
             await asyncio.to_thread(self._staging.discard)
 
     def finish(self, result: Result) -> Result:
-        """After the pipeline, however it ended; a source that has ended is why whatever failed did."""
+        """After the pipeline, however it ended; a source that ended by itself is why whatever failed did."""
         source = self._source
         if source is None:
             return result
         source.capturing = False
         source.update()
-        if result.error is not None and source.exit is not None:
+        ended_here = source.ending is not None and source.ending[0] is Reason.CUDA_RESTORE_FAILED
+        if result.error is not None and source.exit is not None and not ended_here:
             return dataclasses.replace(result, error=source.exited_error())
         return result
 

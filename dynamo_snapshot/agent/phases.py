@@ -81,6 +81,7 @@ PIPELINES: dict[str, tuple[PhaseSpec, ...]] = {
         PhaseSpec("dump", Limit.DUMP, undo="settle_source", share=Share.CRIU),
         PhaseSpec("thaw", Limit.RESTORE, share=Share.DRIVER),
         PhaseSpec("keep_shm"),
+        PhaseSpec("drop_zeros", Limit.DIGEST),
         PhaseSpec("sync", Limit.DIGEST),
         PhaseSpec("release", commits=True),
         PhaseSpec("publish", Limit.DIGEST, share=Share.VERIFY),

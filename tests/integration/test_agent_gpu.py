@@ -190,7 +190,7 @@ async def test_a_source_that_the_driver_does_not_give_back_is_ended_with_that_re
     await host.order(OrderKind.COLD_START, "source", capture=True)
     await host.replica("source", ReplicaPhase.READY_FOR_SNAPSHOT)
     outcome = await host.outcome(await host.order(OrderKind.CAPTURE, "source"))
-    assert outcome.reason == Reason.GPU_OUT_OF_MEMORY
+    assert outcome.reason == Reason.GPU_OUT_OF_MEMORY, outcome
     assert phases(outcome)[-1] == "thaw"
     assert SnapshotStore(host.store_dir).list() == []
     assert left_behind(host.runtime_dir) == []
@@ -204,7 +204,7 @@ async def test_a_replica_that_the_driver_does_not_restore_is_ended_and_leaves_no
     await host.stop()
     host.start(**{SCRIPT_ENV: script(host, answers={Operation.RESTORE: "CUDA_ERROR_OUT_OF_MEMORY"})})
     outcome = await restore(host, "clone", snapshot)
-    assert outcome.reason == Reason.GPU_OUT_OF_MEMORY
+    assert outcome.reason == Reason.GPU_OUT_OF_MEMORY, outcome
     assert phases(outcome)[-1] == "thaw"
     assert "clone" not in host.houses()
     assert held_by_loaders(host) == []
@@ -247,3 +247,12 @@ async def test_a_changed_segment_is_refused_at_admission(make_host: MakeHost) ->
     assert phases(outcome)[-1] == "admit"
     reported = await host.until(lambda r: replica_of(r, "clone") is None)
     assert [replica.replica_id for replica in reported.replicas] == ["source"]
+
+
+async def test_zero_pages_are_dropped_from_the_image_of_a_gpu_worker(make_host: MakeHost) -> None:
+    host = gpu_host(make_host)
+    host.spec = msgspec.structs.replace(host.spec, environment={**host.spec.environment, "TOY_ZEROS_MIB": "40"})
+    host.start(**{SCRIPT_ENV: script(host)})
+    snapshot = await host.captured()
+    assert SnapshotStore(host.store_dir).manifest(snapshot).size_bytes < 40 << 20
+    assert (await restore(host, "clone", snapshot)).status is OrderStatus.DONE

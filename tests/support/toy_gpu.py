@@ -33,12 +33,16 @@ def map_state(process: str) -> None:
 
 
 class ToyGpu:
+    """One GPU, with two segments of weights; ``TOY_ZEROS_MIB`` as much zeroed host memory as a driver leaves."""
+
     def __init__(self, process: str, control: Path) -> None:
         map_state(process)
         self.memory = HostMemory()
         self.store = SegmentStore(Path(os.environ[SEGMENTS_ENV]))
         self.control = control
         self.by_loader = -1
+        self.zeros = bytearray(b"\1" * (int(os.environ.get("TOY_ZEROS_MIB", "0")) << 20))
+        self.zeros[:] = bytes(len(self.zeros))  # written to, so that they are in the image
 
     def quiesce(self) -> None:
         scratch = self.control / "scratch"
@@ -49,6 +53,7 @@ class ToyGpu:
         loader = self.control.parent / SOCKET
         attached = attach(self.memory, self.segments, self.store, loader if loader.exists() else None, self._pump, 10)
         self.by_loader = attached.by_loader
+        assert not any(self.zeros)
         assert digests(self.memory, self.segments) == [segment.digest for segment in self.segments]
 
     def _pump(self) -> Pump:

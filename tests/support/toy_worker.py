@@ -4,7 +4,7 @@ It has what makes capturing hard: threads, memory, a child process, an inotify w
 a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
 dump; ``never_register``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation fail.
 ``TOY_CUDA`` (a ``FakeProcess`` as JSON) makes it a GPU worker for the fake driver, whose weights, in host memory,
-are out of its image.
+are out of its image; ``TOY_ZEROS_MIB``: see there.
 """
 
 from __future__ import annotations
