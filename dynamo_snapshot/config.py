@@ -127,6 +127,7 @@ class Gpu(Section):
         1, ge=1, description="Replicas that may be on one GPU at once, those on their way too."
     )
     lock_timeout_s: Seconds = Field(10, description="How long GPU work in flight may hold up a capture.")
+    drop_zero_pages: bool = Field(True, description="Take zero pages out of a GPU worker's image before it is kept.")
     loader: bool = Field(
         True, description="Keep one weight loader per GPU, with a CUDA context; else workers load by themselves."
     )

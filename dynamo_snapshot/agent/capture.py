@@ -128,7 +128,7 @@ class Capture:
     async def drop_zeros(self) -> None:
         # Before the images are flushed: what is dropped need not be written. In an image without a CUDA process
         # there is next to nothing to drop, and the look alone takes as long as flushing half of it.
-        if self._cuda is not None:
+        if self._cuda is not None and self._node.settings.gpu.drop_zero_pages:
             dropped = await asyncio.to_thread(drop_zero_pages, self._staged.path, self._node.criu.path)
             log.info("zero pages dropped", before=dropped.bytes_before, after=dropped.bytes_after)
 

@@ -117,6 +117,14 @@ class Direct:
         finally:
             slow.cancel()
 
+    async def remove(self) -> None:
+        """Ends the replica and forgets it; another may be ordered in its place."""
+        replica = self.replica
+        if replica is not None:
+            if replica.exit is None:
+                await self.node.end(replica, Reason.CANCELLED, "not needed any more")
+            await self.node.forget(replica)
+
     async def close(self) -> None:
         await self._orders.stop()
 
@@ -137,7 +145,7 @@ async def capture(
         SnapshotError: what made a phase fail; ``cancelled`` when ``stop`` was set before the capture was done.
     """
     _require_store(settings.store_dir)
-    async with _direct(settings, pool, spec, say) as direct:
+    async with one_replica(settings, pool, spec, say) as direct:
         start = direct.begin(OrderKind.COLD_START, spec.boot_timeout_s + _CAPTURE_S, capture=True)
 
         def ready() -> bool | None:
@@ -190,13 +198,13 @@ async def restore(
     spec = WorkerSpec(
         command=compatible.command, environment=compatible.environment, incarnation_environment=dict(environment)
     )
-    async with _direct(settings, captured.pool, spec, say) as direct:
-        on_host = direct.node.parts
+    async with one_replica(settings, captured.pool, spec, say) as direct:
+        of_node = direct.node.parts
 
         async def parts(pool: str, spec: WorkerSpec) -> CompatibilityParts:
             # Where the model's folder was is not in the manifest, and the worker has its content in memory.
             known = {"engine": compatible.engine, "engine_version": compatible.engine_version}
-            return msgspec.structs.replace(await on_host(pool, spec), model_files=compatible.model_files, **known)
+            return msgspec.structs.replace(await of_node(pool, spec), model_files=compatible.model_files, **known)
 
         direct.node.parts = parts
         unset = "" if "ETCD_ENDPOINTS" in environment else " (ETCD_ENDPOINTS is not set here)"
@@ -240,7 +248,7 @@ def _not_captured(replica: Replica | None) -> SnapshotError:
 
 
 @asynccontextmanager
-async def _direct(settings: Settings, pool: str, spec: WorkerSpec, say: Say) -> AsyncIterator[Direct]:
+async def one_replica(settings: Settings, pool: str, spec: WorkerSpec, say: Say) -> AsyncIterator[Direct]:
     """One replica in a runtime folder of its own; afterwards there is nothing of it."""
     lock = hold_runtime_dir(settings.runtime_dir)
     try:

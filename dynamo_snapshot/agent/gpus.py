@@ -17,10 +17,11 @@ from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.loader_process import MemoryKind
 from dynamo_snapshot.agent.loader_process import Settings as LoaderSettings
 from dynamo_snapshot.agent.loader_run import Reading
+from dynamo_snapshot.agent.loader_wire import Loaded
 from dynamo_snapshot.agent.process import marked_processes, wait_pid
 from dynamo_snapshot.config import Gpu as Settings
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.snapshots.manifest import CudaRecord, WeightSegment
+from dynamo_snapshot.snapshots.manifest import WeightSegment
 from worker_hooks.weights.segment import Segment, SegmentStore
 
 log = structlog.get_logger()
@@ -97,11 +98,13 @@ class Gpus:
         devices = {segment.device for segment in segments}
         if not self.settings.loader or len(devices) != 1:
             return None
-        wanted = [
-            Segment(address=one.address, size=one.size, device=one.device, tag=one.tag, digest=one.digest)
-            for one in segments
-        ]
-        return ReplicaLoad(self.loader(assigned[devices.pop()]), replica_id, house, wanted, self._segments)
+        return ReplicaLoad(
+            self.loader(assigned[devices.pop()]), replica_id, house, _as_hooks_have_them(segments), self._segments
+        )
+
+    async def prefetch(self, uuid: str, segments: Sequence[WeightSegment], *, pin: bool = False) -> Loaded:
+        """Has the loader of one GPU read ``segments``, into the page cache or, as far as settings allow, pinned."""
+        return await self.loader(uuid).prefetch(_as_hooks_have_them(segments), self._segments, pin=pin)
 
     async def outlive_predecessor(self, timeout_s: float) -> None:
         """Returns once nothing of an earlier agent talks to the driver any more; kills it after the timeout.
@@ -123,6 +126,8 @@ class Gpus:
         await asyncio.gather(self.driver.close(), *(loader.close() for loader in self._loaders.values()))
 
 
-def visible(record: CudaRecord) -> str:
-    """The record's GPUs as ``CUDA_VISIBLE_DEVICES`` has them."""
-    return ",".join(device.uuid for device in record.devices)
+def _as_hooks_have_them(segments: Sequence[WeightSegment]) -> list[Segment]:
+    return [
+        Segment(address=one.address, size=one.size, device=one.device, tag=one.tag, digest=one.digest)
+        for one in segments
+    ]

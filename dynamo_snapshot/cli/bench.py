@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class Engine(StrEnum):
+    TORCH = "torch"
 
 
 @app.callback()
@@ -53,4 +58,49 @@ def control_path(
     if failures["decisions"] or failures["restores"]:
         for text in failures["texts"]:
             console.print(f"failed: {text}", style="bold red", highlight=False)
+        raise typer.Exit(1)
+
+
+@app.command("restore")
+def restore(
+    engine: Annotated[Engine, typer.Option(help="torch: the reference engine of examples/, of any size.")] = (
+        Engine.TORCH
+    ),
+    gib: Annotated[str, typer.Option(metavar="N,N", help="GiB of weights.")] = "16",
+    ways: Annotated[
+        str,
+        typer.Option(metavar="WAY,WAY", help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned."),
+    ] = "stock,hugepages,detached,prefetched",
+    repeats: Annotated[int, typer.Option(min=1, help="Restores of each size and way.")] = 30,
+    stock_repeats: Annotated[int, typer.Option(min=1, help="The same, where the weights are in the image.")] = 10,
+    lanes: Annotated[int, typer.Option(min=1, help="Threads of the weight loader.")] = 14,
+    criu: Annotated[Path | None, typer.Option(help="The criu to use; else as agent.criu's default.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+) -> None:
+    """Restore a GPU worker again and again, from the order to its passed self-test, by the agent's own pipelines.
+
+    Run as root on a machine with a GPU that does nothing else. With huge pages in a way, the host's setting is
+    `always` meanwhile. The exit status is 1 if any restore failed.
+    """
+    import asyncio
+    import json
+
+    from dynamo_snapshot.config import Gpu
+    from dynamo_snapshot.local import bench_gpu as measure
+
+    sizes = [float(size) for size in gib.split(",")]
+    wanted = ways.split(",")
+    if unknown := set(wanted) - set(measure.WAYS):
+        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(measure.WAYS)}")
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    result = asyncio.run(
+        measure.torch_restores(sizes, wanted, repeats, stock_repeats, Gpu(loader_lanes=lanes), criu, say)
+    )
+    result["engine"] = engine.value
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if any(row["failures"] for row in result["rows"]):
         raise typer.Exit(1)

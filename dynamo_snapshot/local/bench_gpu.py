@@ -1,0 +1,287 @@
+"""`bench restore`: a GPU worker captured once and restored again and again, by the agent's own pipelines.
+
+Each series has a node of its own, with its own resident processes: what one keeps at hand must not help the next.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.direct import Direct, one_replica
+from dynamo_snapshot.agent.page_cache import cached_bytes
+from dynamo_snapshot.config import Agent, Gpu
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local import host
+from dynamo_snapshot.local.measures import percentile
+from dynamo_snapshot.model import OrderKind, Outcome, Reason, ReplicaPhase, WorkerSpec
+from dynamo_snapshot.snapshots.manifest import Manifest
+from worker_hooks import holder
+
+POOL = "bench"
+ORDER_S = 300.0
+BOOT_S = 600.0
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_HOST_TO_DEVICE = """
+import torch
+source = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True).fill_(1)
+target = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+target.copy_(source, non_blocking=True); torch.cuda.synchronize()
+begin.record()
+for _ in range(8): target.copy_(source, non_blocking=True)
+end.record(); torch.cuda.synchronize()
+print((8 << 30) / (begin.elapsed_time(end) / 1e3))
+"""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one series of restores is made."""
+
+    detached: bool = True
+    """Weights out of the image, and zero pages dropped from it."""
+    loader: bool = True
+    """A loader fills the weights while CRIU restores."""
+    pinned: bool = False
+    """The loader has them in pinned memory before the order."""
+    huge_pages: bool = True
+    """Transparent huge pages `always` meanwhile; else as the host has them."""
+
+
+WAYS = {
+    "stock": Way(detached=False, loader=False, huge_pages=False),
+    "hugepages": Way(detached=False, loader=False),
+    "detached": Way(loader=False),
+    "prefetched": Way(),
+    "prefetched-small-pages": Way(huge_pages=False),
+    "pinned": Way(pinned=True),
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One case in one way."""
+
+    engine: str
+    case: str
+    way: str
+    repeats: int
+    weight_bytes: int
+    """At most; what may be pinned for it."""
+
+
+Worker = Callable[[bool], WorkerSpec]
+"""The worker of a series; told whether it is to keep its weights out of its image."""
+
+
+def torch_worker(gib: float, segments: Path) -> Worker:
+    """The torch reference engine with ``gib`` GiB of weights."""
+    command = (sys.executable, str(EXAMPLES / "torch_engine.py"), "--house", holder.HOUSE, "--weights-gib", f"{gib:g}")
+
+    def worker(detached: bool) -> WorkerSpec:
+        apart = ("--segments", str(segments)) if detached else ()
+        return WorkerSpec(command=(*command, *apart), gpus=1, boot_timeout_s=BOOT_S)
+
+    return worker
+
+
+class RestoreSeries:
+    """Carries one series out in ``folder``, which is empty again afterwards."""
+
+    def __init__(self, folder: Path, criu: Path | None, gpu: Gpu, say: Say) -> None:
+        self._folder, self._criu, self._gpu, self._say = folder, criu, gpu, say
+        self.segments = folder / "store" / ".segments"
+
+    async def measure(self, series: Series, worker: Worker) -> dict[str, Any]:
+        """Returns the row of ``series``: the summary's fields, and each restore with its phases."""
+        way = WAYS[series.way]
+        gpu = self._gpu.model_copy(
+            update={
+                "loader": way.loader,
+                "drop_zero_pages": way.detached,
+                "pinned_segment_bytes": series.weight_bytes if way.pinned else 0,
+            }
+        )
+        settings = Agent(
+            runtime_dir=self._folder / "run",
+            store_dir=self._folder / "store",
+            criu=self._criu,
+            minimum_free_bytes=0,
+            gpu=gpu,
+        )
+        with huge_pages(way.huge_pages):
+            async with one_replica(settings, POOL, worker(way.detached), self._say) as direct:
+                if direct.node.gpus is None:
+                    raise SnapshotError(Reason.CUDA_MISSING, "there is no GPU here to measure", "See doctor.")
+                await direct.node.gpus.warm()
+                captured = await self._capture(direct)
+                row = await self._restores(series, direct, captured.snapshot_id or "")
+        row |= {"cold_start_s": captured.cold_start_s, "capture": captured.phases, "huge_pages": huge_pages_now()}
+        return row
+
+    async def _capture(self, direct: Direct) -> _Captured:
+        start = direct.begin(OrderKind.COLD_START, BOOT_S, capture=True)
+        outcomes = direct.node.journal.state.outcomes
+
+        def ready() -> bool | None:
+            waits = direct.replica is not None and direct.replica.phase is ReplicaPhase.READY_FOR_SNAPSHOT
+            return True if waits or start in outcomes else None
+
+        await direct.until(ready)
+        outcome = await direct.done(start if start in outcomes else direct.begin(OrderKind.CAPTURE, ORDER_S))
+        if outcome.snapshot_id is None:
+            raise SnapshotError(Reason.WORKER_NOT_READY, "the worker served without waiting to be captured")
+        await direct.remove()
+        manifest = direct.node.store.manifest(outcome.snapshot_id)
+        return _Captured(outcome.snapshot_id, manifest.capture.cold_start_s, _seconds(outcome))
+
+    async def _restores(self, series: Series, direct: Direct, snapshot_id: str) -> dict[str, Any]:
+        node, way = direct.node, WAYS[series.way]
+        manifest = node.store.manifest(snapshot_id)
+        images = sorted(node.store.images(snapshot_id).iterdir())
+        weights = [node.store.segments.folder / one.digest for one in manifest.capture.weights]
+        prefetch_s = await _prefetch(direct, manifest, pin=way.pinned)
+        restores: list[dict[str, Any]] = []
+        failures: list[str] = []
+        for number in range(series.repeats):
+            cached = {
+                "image_cached_bytes": sum(map(cached_bytes, images)),
+                "weights_cached_bytes": sum(map(cached_bytes, weights)),
+            }
+            try:
+                began = node.clock()
+                outcome = await direct.done(direct.begin(OrderKind.RESTORE, ORDER_S, snapshot_id=snapshot_id))
+                replica = direct.replica
+                evidence = dict(replica.state.evidence) if replica and replica.state else {}
+                total = outcome.finished_at - began
+                restores.append({"total_s": total, "phases": _seconds(outcome), "evidence": evidence, **cached})
+            except SnapshotError as error:
+                failures.append(f"{error.reason}: {error.message}"[:2000])
+            await direct.remove()
+            if number % 10 == 9:
+                self._say(f"{series.case} {series.way}: {number + 1} of {series.repeats}, {len(failures)} failed")
+        totals = [restore["total_s"] for restore in restores]
+        return {
+            **asdict(series),
+            "failures": len(failures),
+            "median_s": statistics.median(totals) if totals else None,
+            "p95_s": percentile(totals, 95),
+            "prefetch_s": prefetch_s,
+            "image_bytes": manifest.size_bytes,
+            "image_read_bytes_per_s": read_rate(max(images, key=lambda path: path.stat().st_size)),
+            "weight_bytes": manifest.weights_bytes,
+            "answers": sorted({restore["evidence"].get("answer", "") for restore in restores}),
+            "errors": sorted(set(failures)),
+            "restores": restores,
+        }
+
+
+@dataclass(frozen=True)
+class _Captured:
+    snapshot_id: str
+    cold_start_s: float | None
+    phases: dict[str, float]
+
+
+def limit_s(row: dict[str, Any], host_to_device: float | None) -> float | None:
+    """max(image / read rate + driver time, weight bytes / host-to-device rate): what this machine allows."""
+    if not row["restores"] or host_to_device is None:
+        return None
+    driver_s = statistics.median(restore["phases"]["thaw"] for restore in row["restores"])
+    image_s: float = row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s
+    weights_s: float = row["weight_bytes"] / host_to_device
+    return max(image_s, weights_s)
+
+
+async def torch_restores(
+    sizes: Sequence[float], ways: Sequence[str], repeats: int, stock_repeats: int, gpu: Gpu, criu: Path | None, say: Say
+) -> dict[str, Any]:
+    """Measures the torch engine with each of ``sizes`` GiB of weights in each of ``ways``."""
+    limit = host_to_device_rate()
+    rows = []
+    for gib in sizes:
+        for way in ways:
+            with tempfile.TemporaryDirectory(prefix="dynamo-snapshot-bench-") as folder:
+                made = RestoreSeries(Path(folder), criu, gpu, say)
+                count = repeats if WAYS[way].detached else stock_repeats
+                series = Series("torch", f"{gib:g}GiB", way, count, int((gib + 1) * (1 << 30)))
+                row = await made.measure(series, torch_worker(gib, made.segments))
+            rows.append(row | {"limit_s": limit_s(row, limit)})
+            say(summary(row))
+    machine = host.environment(find_criu(criu)) | {"host_to_device_bytes_per_s": limit}
+    return {"what": __doc__, "at": time.time(), "environment": machine, "rows": rows}
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line: the totals and the median of each phase."""
+    names = dict.fromkeys(name for restore in row["restores"] for name in restore["phases"])
+    medians = " ".join(
+        f"{name} {statistics.median(restore['phases'].get(name, 0.0) for restore in row['restores']):.3f}"
+        for name in names
+    )
+    head = f"{row['case']} {row['way']}: median {row['median_s'] or 0:.3f} s, p95 {row['p95_s'] or 0:.3f} s"
+    return f"{head}, {row['failures']} of {row['repeats']} failed, image {row['image_bytes'] >> 20} MiB; {medians}"
+
+
+def host_to_device_rate() -> float | None:
+    """Bytes a second from one pinned buffer to the GPU, in a process of its own; None without torch and a GPU."""
+    done = subprocess.run([sys.executable, "-c", _HOST_TO_DEVICE], capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def read_rate(path: Path) -> float:
+    """Bytes a second that one thread reads from the page cache, or the disk where the file is not cached."""
+    buffer = bytearray(16 << 20)
+    began, total = time.monotonic(), 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            total += count
+    return total / (time.monotonic() - began)
+
+
+def huge_pages_now() -> str:
+    return HUGE_PAGES.read_text().split("[")[1].split("]")[0] if HUGE_PAGES.exists() else "absent"
+
+
+@contextmanager
+def huge_pages(always: bool) -> Iterator[None]:
+    """The host's transparent huge pages `always` if so wanted, and then as they were."""
+    before = huge_pages_now()
+    if not always or before in ("always", "absent"):
+        yield
+        return
+    HUGE_PAGES.write_text("always")
+    try:
+        yield
+    finally:
+        HUGE_PAGES.write_text(before)
+
+
+async def _prefetch(direct: Direct, manifest: Manifest, *, pin: bool) -> float:
+    """Has a snapshot's weights read before the first restore; returns seconds, 0 where there are none."""
+    gpus, record = direct.node.gpus, manifest.capture.cuda
+    if gpus is None or record is None or not manifest.capture.weights:
+        return 0.0
+    if not gpus.settings.loader:
+        began = time.monotonic()
+        for one in manifest.capture.weights:
+            read_rate(direct.node.store.segments.folder / one.digest)
+        return time.monotonic() - began
+    return (await gpus.prefetch(record.devices[0].uuid, manifest.capture.weights, pin=pin)).seconds
+
+
+def _seconds(outcome: Outcome) -> dict[str, float]:
+    return {phase.name: phase.seconds for phase in outcome.phases} | {"unaccounted": outcome.unaccounted_s}
