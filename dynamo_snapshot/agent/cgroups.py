@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -40,6 +41,13 @@ class Cgroups:
         if memory_limit_bytes is not None and not self._limit(group, memory_limit_bytes):
             log.warning("memory_limit_not_applied", replica=replica_id, cause="no memory controller for cgroup v2")
         return group
+
+    @staticmethod
+    def move(group: Path, pids: Iterable[int]) -> None:
+        """Moves processes into ``group``; what they start from then on is in it too."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
 
     def find(self, replica_id: str) -> Path | None:
         group = self.base / replica_id if self.base else None

@@ -30,6 +30,7 @@ SERVES_ENV = "DYNAMO_SNAPSHOT_SERVES"
 """Names the runtime folder in the environment of every resident process, so that a later agent finds them."""
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 _DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+CLOSE_S = 10.0
 _FAKE_HOST_BYTES = 8 << 30
 
 
@@ -45,7 +46,7 @@ class Gpus:
 
     def __init__(self, settings: Settings, runtime_dir: Path, segments: Path, *, fake: bool = False) -> None:
         self.settings = settings
-        self._runtime_dir, self._fake = runtime_dir, fake
+        self._fake = fake
         self._logs = runtime_dir / "agent"
         self._segments = SegmentStore(segments)
         self._environment = {**os.environ, SERVES_ENV: str(runtime_dir)}
@@ -106,24 +107,32 @@ class Gpus:
         """Has the loader of one GPU read ``segments``, into the page cache or, as far as settings allow, pinned."""
         return await self.loader(uuid).prefetch(_as_hooks_have_them(segments), self._segments, pin=pin)
 
-    async def outlive_predecessor(self, timeout_s: float) -> None:
-        """Returns once nothing of an earlier agent talks to the driver any more; kills it after the timeout.
-
-        A call under way goes on when its agent has died: no process may be judged by its CUDA state meanwhile.
-        """
-        left = await asyncio.to_thread(marked_processes, SERVES_ENV, str(self._runtime_dir))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(wait_pid(pid) for pid in left))
-        except TimeoutError:
-            for pid in await asyncio.to_thread(marked_processes, SERVES_ENV, str(self._runtime_dir)):
-                log.warning("ending a resident process of the earlier agent", pid=pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
     async def close(self) -> None:
-        """Ends the helper and the loaders."""
-        await asyncio.gather(self.driver.close(), *(loader.close() for loader in self._loaders.values()))
+        """Ends the helper and the loaders: in order, or, if a call of the driver does not end, by force."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(self.driver.close(), *(loader.close() for loader in self._loaders.values()))
+
+
+def residents(runtime_dir: Path) -> list[int]:
+    """The resident processes that serve ``runtime_dir``, of whichever agent."""
+    return marked_processes(SERVES_ENV, str(runtime_dir))
+
+
+async def outlive_residents(runtime_dir: Path, timeout_s: float) -> None:
+    """Returns once nothing of an earlier agent talks to the driver any more; kills it after the timeout.
+
+    A call under way goes on when its agent has died: no process may be judged by its CUDA state meanwhile.
+    """
+    left = await asyncio.to_thread(residents, runtime_dir)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*(wait_pid(pid) for pid in left))
+    except TimeoutError:
+        for pid in await asyncio.to_thread(residents, runtime_dir):
+            log.warning("ending a resident process of the earlier agent", pid=pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _as_hooks_have_them(segments: Sequence[WeightSegment]) -> list[Segment]:

@@ -24,6 +24,7 @@ from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.process import Process, children, inner_pid, marked_processes, spawn, wait_pid
+from dynamo_snapshot.agent.standby import Standby
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Reason, decode
 from worker_hooks import holder
@@ -34,6 +35,10 @@ LOG_INSIDE = f"{holder.HOUSE}/{holder.WORKER_LOG}"
 MARK = "DYNAMO_SNAPSHOT_HOUSE"
 """Names the house's folder in the environment of every process that serves it; a worker has its own environment."""
 
+STANDBY = "standby"
+"""The folder, beside the replicas', of houses made ahead."""
+_MARKED = "mark"
+"""In a house that was made ahead: what its first processes have as :data:`MARK`."""
 _END_S = 10.0
 _ENTER = '[ -z "$1" ] || echo 0 >"$1/cgroup.procs" || exit; shift; exec "$@"'
 _SET_UP = 'mount --bind "$1" "$2" && mount -t tmpfs -o nosuid,nodev,mode=1777 tmpfs /dev/shm && exec "$3" -I -S "$4"'
@@ -48,6 +53,11 @@ class House:
     cgroup: Path | None = None
     process: Process | None = field(default=None, repr=False)
     """What started it; None if it was found after the agent's own start."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether its holder still stands by."""
+        return not self.holder.lost.done() and not self.holder.exited.done()
 
     @property
     def control(self) -> ControlDirectory:
@@ -101,15 +111,29 @@ class Houses(Protocol):
     def existing(self) -> list[str]:
         """The replicas of which anything is left here."""
 
+    async def begin(self) -> None:
+        """Removes what an earlier agent kept ready, and begins to keep houses ready."""
+
+    async def close(self) -> None:
+        """Keeps nothing ready any more; houses of replicas stay."""
+
     async def quiet(self, house: House, timeout_s: float) -> None:
         """Returns once nothing of an earlier agent works on ``house`` any more; kills that after the timeout."""
 
 
 class HostHouses:
-    """Houses in ``<runtime_dir>/replicas`` of this host."""
+    """Houses in ``<runtime_dir>/replicas`` of this host.
 
-    def __init__(self, runtime_dir: Path) -> None:
+    Args:
+        standby: how many are made ahead, in ``<runtime_dir>/standby``, once :meth:`begin` was called.
+    """
+
+    def __init__(self, runtime_dir: Path, standby: int = 0) -> None:
         self._replicas = runtime_dir / "replicas"
+        self._ahead = runtime_dir / STANDBY
+        self._standby = Standby(standby, self._make_ahead, self._discard)
+        self._prepared: dict[str, House] = {}
+        """By replica: a house made ahead that is to become its."""
         self._cgroups = Cgroups(runtime_dir)
         self._processes: dict[str, Process] = {}
 
@@ -119,16 +143,66 @@ class HostHouses:
     def prepare(self, replica_id: str) -> Path:
         path = self.path(replica_id)
         with _named(path):
-            path.mkdir(parents=True)
+            if not self._settle_one(replica_id, path):
+                path.mkdir(parents=True)
         return path
 
     async def make(self, replica_id: str, memory_limit_bytes: int | None) -> House:
         path = self.path(replica_id)
         with _named(path):
+            self._settle_one(replica_id, path)
+        group = self._cgroups.make(replica_id, memory_limit_bytes)
+        house = self._prepared.pop(replica_id, None)
+        if house is None:
+            house = await self._build(replica_id, path, group)
+        assert house.process is not None
+        self._processes[replica_id] = house.process
+        if group is not None and house.cgroup is None:
+            house.cgroup = group
+            # Some milliseconds: the kernel waits for every processor.
+            await asyncio.to_thread(Cgroups.move, group, (house.process.pid, house.holder.pid))
+        return house
+
+    async def begin(self) -> None:
+        await self.clear()
+        self._standby.begin()
+
+    async def clear(self) -> None:
+        """Removes every house made ahead, also those of an agent that died."""
+        await self._standby.end()
+        for path in self._ahead.iterdir() if self._ahead.is_dir() else ():
+            await self._remove(path, None, None)
+        with contextlib.suppress(OSError):
+            self._ahead.rmdir()
+
+    async def close(self) -> None:
+        await self.clear()
+
+    async def _make_ahead(self, name: str) -> House:
+        path = self._ahead / name
+        house = await self._build(name, path, None)
+        (path / _MARKED).write_text(str(path))
+        return house
+
+    async def _discard(self, house: House) -> None:
+        await house.holder.close()
+        await self._remove(house.path, None, house.process)
+
+    def _settle_one(self, replica_id: str, path: Path) -> bool:
+        """Gives a house made ahead the replica's folder: what is bound inside is the same folder, renamed."""
+        if _exists(path) or (house := self._standby.take()) is None:
+            return False
+        self._replicas.mkdir(exist_ok=True)
+        house.path.rename(path)
+        house.path = path
+        self._prepared[replica_id] = house
+        return True
+
+    async def _build(self, name: str, path: Path, cgroup: Path | None) -> House:
+        with _named(path):
             (path / holder.CONTROL).mkdir(parents=True)
             (path / holder.LOGS).mkdir()
             lock = _lock_mount_point()
-        cgroup = self._cgroups.make(replica_id, memory_limit_bytes)
         errors = path / holder.LOGS / "holder.log"
         try:
             with errors.open("wb") as stderr:
@@ -145,16 +219,18 @@ class HostHouses:
                 )  # fmt: skip
         finally:
             os.close(lock)
-        self._processes[replica_id] = process
         try:
             await _wait_ready(process)
             client = await HolderClient.connect(path)
         except OSError as error:
             text = errors.read_text(errors="replace").strip() or str(error)
-            await self.remove(replica_id)
+            await self._remove(path, cgroup, process)
             if "Operation not permitted" in text or "Permission denied" in text:
                 raise _not_privileged(text.splitlines()[0]) from error
-            raise SnapshotError(Reason.HOLDER_FAILED, f"the house of {replica_id} could not be made: {text}") from error
+            raise SnapshotError(Reason.HOLDER_FAILED, f"the house of {name} could not be made: {text}") from error
+        except BaseException:
+            await asyncio.shield(self._remove(path, cgroup, process))
+            raise
         return House(path, client, cgroup, process)
 
     async def find(self, replica_id: str) -> House | None:
@@ -171,8 +247,14 @@ class HostHouses:
     async def remove(self, replica_id: str) -> None:
         path = self.path(replica_id)
         group = self._cgroups.find(replica_id)
-        process = self._processes.pop(replica_id, None)
-        if path.exists() or group is not None:
+        house = self._prepared.pop(replica_id, None)
+        if house is not None:
+            await house.holder.close()
+        process = self._processes.pop(replica_id, None) or (house.process if house else None)
+        await self._remove(path, group, process)
+
+    async def _remove(self, path: Path, group: Path | None, process: Process | None) -> None:
+        if _exists(path) or group is not None:
             await self._end(path, group)
         if process is not None:
             with contextlib.suppress(TimeoutError):  # what is stuck in the kernel is left to it
@@ -207,7 +289,7 @@ class HostHouses:
     async def _end(self, path: Path, group: Path | None) -> None:
         # Twice: what was just being forked by a process is found once its maker is dead.
         for _ in range(2):
-            pids = set(marked_processes(MARK, str(path)))
+            pids = {pid for mark in _marks(path) for pid in marked_processes(MARK, mark)}
             if group is not None:
                 pids.update(Cgroups.processes(group))
             if not pids:
@@ -232,6 +314,18 @@ class HostHouses:
                 if asyncio.get_running_loop().time() > deadline:
                     return
                 await asyncio.sleep(0.005)
+
+
+def _exists(path: Path) -> bool:
+    return path.exists()
+
+
+def _marks(path: Path) -> set[str]:
+    """What the processes that serve the house in ``path`` have as :data:`MARK`."""
+    try:
+        return {str(path), (path / _MARKED).read_text()}
+    except FileNotFoundError:
+        return {str(path)}
 
 
 def read_exit(house: Path) -> Exit | None:

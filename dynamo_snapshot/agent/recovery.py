@@ -12,6 +12,7 @@ import structlog
 
 from dynamo_snapshot.agent.capture import settle
 from dynamo_snapshot.agent.cold_start import is_registered
+from dynamo_snapshot.agent.gpus import outlive_residents
 from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
@@ -34,7 +35,7 @@ async def recover(node: Node, orders: Orders) -> None:
         log.info("store_swept", what=swept)
     records = dict(node.journal.state.replicas)
     if node.gpus is not None:
-        await node.gpus.outlive_predecessor(node.settings.deadlines.dump_s)
+        await outlive_residents(node.settings.runtime_dir, node.settings.deadlines.dump_s)
     for replica_id in node.houses.existing():
         if replica_id not in records:
             log.warning("removing_unknown_house", replica=replica_id)

@@ -59,6 +59,7 @@ class AgentService:
         """Recovers, then serves until ``stop``."""
         self._idle.sample()
         await recover(self._node, self._orders)
+        await self._node.houses.begin()
         tasks = {
             "wanted": self._follow_wanted(),
             "report": self._report(),
@@ -82,6 +83,7 @@ class AgentService:
                 await self._bus.publish_reported(self.report())
             for replica in self._node.replicas.values():
                 await replica.close()
+            await self._node.houses.close()
             if self._node.gpus is not None:
                 await self._node.gpus.close()
             self._node.journal.close()

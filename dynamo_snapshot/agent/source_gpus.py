@@ -51,7 +51,7 @@ async def thaw_source(node: Node, source: Replica) -> None:
     not outlive its capture.
 
     Raises:
-        SnapshotError: ``cuda_restore_failed`` and the like, once the source has been ended.
+        SnapshotError: ``cuda_restore_failed``, once the source has been ended.
     """
     if node.gpus is None or source.pid is None or source.exit is not None:
         return
@@ -64,9 +64,9 @@ async def thaw_source(node: Node, source: Replica) -> None:
             # A helper that dies says nothing of the source: another one is asked.
             if not last and error.reason is Reason.CUDA_HELPER_DIED:
                 continue
-            why = f"its capture took it off the GPU for good: {error.message}"
+            why = f"the capture of {source.id} took it off the GPU for good: {error.message}"
             await node.end(source, Reason.CUDA_RESTORE_FAILED, why)
-            raise
+            raise SnapshotError(Reason.CUDA_RESTORE_FAILED, why, error.remedy) from error
 
 
 def _freed(uuid: str, before: Inventory, after: Inventory) -> int:

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
-from dynamo_snapshot.agent.house import MARK, HostHouses, House
+from dynamo_snapshot.agent.gpus import outlive_residents, residents
+from dynamo_snapshot.agent.house import MARK, STANDBY, HostHouses, House
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.errors import SnapshotError
 from worker_hooks import holder
+
+RESIDENTS_S = 10.0
+"""What a CUDA helper or loader whose agent has gone gets to end by itself."""
 
 
 async def teardown(runtime_dir: Path, drain_timeout_s: float = 0.0) -> list[str]:
@@ -29,6 +33,8 @@ async def teardown(runtime_dir: Path, drain_timeout_s: float = 0.0) -> list[str]
         found = await asyncio.gather(*(houses.find(replica_id) for replica_id in houses.existing()))
         await asyncio.gather(*(_drain(house, drain_timeout_s) for house in found if house is not None))
     await asyncio.gather(*(houses.remove(replica_id) for replica_id in houses.existing()))
+    await houses.clear()
+    await outlive_residents(runtime_dir, RESIDENTS_S)
     houses.dismantle()
     return left_behind(runtime_dir)
 
@@ -36,14 +42,16 @@ async def teardown(runtime_dir: Path, drain_timeout_s: float = 0.0) -> list[str]
 def left_behind(runtime_dir: Path) -> list[str]:
     """Processes, mounts, cgroups and files of replicas of ``runtime_dir`` that are still on this host."""
     replicas = runtime_dir / "replicas"
-    found = [f"process {pid}" for pid in _processes(replicas)]
+    standby = runtime_dir / STANDBY
+    found = [f"process {pid}" for folder in (replicas, standby) for pid in _processes(folder)]
+    found += [f"process {pid}" for pid in residents(runtime_dir)]
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4]
         if where.startswith(f"{replicas}/"):
             found.append(f"mount {where}")
     found += [f"cgroup {group}" for group in Cgroups(runtime_dir).existing()]
-    if replicas.is_dir():
-        found += [f"file {path}" for path in sorted(replicas.rglob("*"))]
+    for folder in (replicas, standby):
+        found += [f"file {path}" for path in sorted(folder.rglob("*"))]
     return found
 
 

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from agent_host import PYTHON, TOY, AgentHost, MakeHost, replica_of
 
+from dynamo_snapshot.agent import gpus
 from dynamo_snapshot.agent.cuda_driver import CudaState, Inventory, Operation
 from dynamo_snapshot.agent.cuda_fake import H200, SCRIPT_ENV, Script
-from dynamo_snapshot.agent.gpus import SERVES_ENV
-from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, ReplicaReport, WorkerSpec
 from dynamo_snapshot.snapshots.store import SnapshotStore
@@ -57,7 +56,7 @@ def state_of(replica: ReplicaReport) -> object:
 
 
 def residents(host: AgentHost) -> list[int]:
-    return marked_processes(SERVES_ENV, str(host.runtime_dir))
+    return gpus.residents(host.runtime_dir)
 
 
 def held_by_loaders(host: AgentHost) -> list[str]:
@@ -190,7 +189,8 @@ async def test_a_source_that_the_driver_does_not_give_back_is_ended_with_that_re
     await host.order(OrderKind.COLD_START, "source", capture=True)
     await host.replica("source", ReplicaPhase.READY_FOR_SNAPSHOT)
     outcome = await host.outcome(await host.order(OrderKind.CAPTURE, "source"))
-    assert outcome.reason == Reason.GPU_OUT_OF_MEMORY, outcome
+    assert outcome.reason == Reason.CUDA_RESTORE_FAILED, outcome
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in outcome.message
     assert phases(outcome)[-1] == "thaw"
     assert SnapshotStore(host.store_dir).list() == []
     assert left_behind(host.runtime_dir) == []

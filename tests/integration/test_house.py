@@ -14,7 +14,7 @@ import pytest
 from support.watching import wait_until
 
 from dynamo_snapshot.agent.criu import Criu
-from dynamo_snapshot.agent.house import LOG_INSIDE, MARK, MOUNT_POINT, HostHouses, House, remove_mount_point
+from dynamo_snapshot.agent.house import LOG_INSIDE, MARK, MOUNT_POINT, STANDBY, HostHouses, House, remove_mount_point
 from dynamo_snapshot.agent.process import children, inner_pid, marked_processes, wait_pid
 from dynamo_snapshot.agent.teardown import left_behind, teardown
 from dynamo_snapshot.errors import SnapshotError
@@ -197,3 +197,78 @@ async def test_a_child_that_ended_before_it_was_expected_is_still_the_workers_en
     await house.holder.expect(int(output))
     async with asyncio.timeout(5):
         assert (await house.holder.exited).code == 7
+
+
+@pytest.fixture
+async def ready_houses(tmp_path: Path) -> AsyncIterator[HostHouses]:
+    """Keeps two houses ready, both made by now."""
+    made = HostHouses(tmp_path / "run", standby=2)
+    await made.begin()
+    await two_ready(tmp_path / "run" / STANDBY)
+    yield made
+    await made.close()
+    assert await teardown(tmp_path / "run") == []
+
+
+async def two_ready(folder: Path) -> None:
+    async with asyncio.timeout(10):
+        while len(marks(folder)) < 2:  # noqa: ASYNC110  # the marks are in folders that are only being made
+            await asyncio.sleep(0.01)
+
+
+def marks(folder: Path) -> list[str]:
+    """The houses that are complete in the folder of those made ahead."""
+    return sorted(str(path) for path in folder.glob("*/mark"))
+
+
+async def test_a_house_made_ahead_is_as_good_as_a_new_one(ready_houses: HostHouses, tmp_path: Path) -> None:
+    before = marks(tmp_path / "run" / STANDBY)
+    house = await ready_houses.make("one", None)
+    assert marks(tmp_path / "run" / STANDBY) == before[1:]
+    assert house.path == ready_houses.path("one")
+    text = await run_in(house, f"echo x >{holder.HOUSE}/control/me; ls {holder.HOUSE}/control; ls /dev/shm")
+    assert text.split() == ["me"]
+    assert (house.path / "control/me").read_text() == "x\n"
+    await house.holder.close()
+    await ready_houses.remove("one")
+    assert not house.path.exists()
+    await two_ready(tmp_path / "run" / STANDBY)
+
+
+async def test_a_folder_prepared_for_a_house_is_the_one_it_gets(ready_houses: HostHouses) -> None:
+    for name in ("one", "two", "three"):  # the third is made when it is needed
+        path = ready_houses.prepare(name)
+        (path / "before").write_text(name)
+        house = await ready_houses.make(name, None)
+        assert (await run_in(house, f"cat {holder.HOUSE}/before")).strip() == name
+        await house.holder.close()
+    await ready_houses.remove(ready_houses.prepare("never made").name)
+    for name in ("one", "two", "three"):
+        await ready_houses.remove(name)
+    assert ready_houses.existing() == []
+
+
+async def test_a_house_whose_holder_ended_while_it_stood_by_is_not_used(
+    ready_houses: HostHouses, tmp_path: Path
+) -> None:
+    for pid in marked_processes(MARK, f"{tmp_path / 'run' / STANDBY}/", prefix=True):
+        if inner_pid(pid) == 1:
+            os.kill(pid, signal.SIGKILL)
+            await wait_pid(pid)
+    await asyncio.sleep(0)
+    house = await ready_houses.make("one", None)
+    assert await house.holder.worker() is None
+    await house.holder.close()
+
+
+async def test_houses_made_ahead_by_an_agent_that_died_are_removed(ready_houses: HostHouses, tmp_path: Path) -> None:
+    taken = await ready_houses.make("taken", None)
+    await taken.holder.close()
+    later = HostHouses(tmp_path / "run")
+    await later.clear()
+    assert not (tmp_path / "run" / STANDBY).exists()
+    found = await later.find("taken")
+    assert found is not None
+    await found.holder.close()
+    await later.remove("taken")
+    assert marked_processes(MARK, str(tmp_path / "run"), prefix=True) == []

@@ -23,10 +23,18 @@ NOT_THE_SNAPSHOT = frozenset(
         Reason.CRIU_MISSING,
         Reason.CRIU_TOO_OLD,
         Reason.SERVER_UNREACHABLE,
+        Reason.CUDA_MISSING,
+        Reason.CUDA_HELPER_DIED,
+        Reason.LOADER_DIED,
+        Reason.GPU_OUT_OF_MEMORY,
+        Reason.GPU_COUNT_MISMATCH,
+        Reason.GPU_MODEL_MISMATCH,
+        Reason.DRIVER_MISMATCH,
+        Reason.MIG_UNSUPPORTED,
     }
 )
 """Failures of a restore or a capture that say nothing of the snapshot."""
-CERTAINLY_THE_SNAPSHOT = frozenset({Reason.SNAPSHOT_CORRUPT, Reason.SNAPSHOT_CHANGED})
+CERTAINLY_THE_SNAPSHOT = frozenset({Reason.SNAPSHOT_CORRUPT, Reason.SNAPSHOT_CHANGED, Reason.WEIGHTS_CORRUPT})
 """Failures after which a snapshot is never tried again."""
 
 

@@ -1,0 +1,94 @@
+"""Houses made ahead of need: one that is at hand spares a restore the making of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from dynamo_snapshot.errors import SnapshotError
+
+log = structlog.get_logger()
+
+REFILL_S = 1.0
+"""How long after a house was taken the next is made: the restore that took it needs the processors first."""
+
+
+class Standing(Protocol):
+    """What is kept ready."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is still what it was when it was made."""
+
+
+H = TypeVar("H", bound=Standing)
+
+
+class Standby(Generic[H]):
+    """Keeps ``count`` houses ready.
+
+    Args:
+        count: 0 keeps none.
+        make: makes the house of a given name; raises :class:`SnapshotError` and leaves nothing otherwise.
+        discard: removes one that nobody took.
+    """
+
+    def __init__(
+        self, count: int, make: Callable[[str], Awaitable[H]], discard: Callable[[H], Awaitable[None]]
+    ) -> None:
+        self._count, self._make, self._discard = count, make, discard
+        self._ready: list[H] = []
+        self._ended: list[H] = []
+        """To be discarded."""
+        self._names = itertools.count(1)
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Standby {len(self._ready)} of {self._count}>"
+
+    def begin(self) -> None:
+        """Begins to make houses, beside everything else."""
+        if self._count and self._task is None:
+            self._task = asyncio.create_task(self._keep(), name="standby-houses")
+
+    def take(self) -> H | None:
+        """Returns one that is ready, the caller's from now on; None: there is none."""
+        self._wanted.set()
+        while self._ready:
+            house = self._ready.pop(0)
+            if house.usable:
+                return house
+            self._ended.append(house)
+        return None
+
+    async def end(self) -> None:
+        """Makes no more, and removes what nobody took."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._ended += self._ready
+        self._ready.clear()
+        await self._clean()
+
+    async def _clean(self) -> None:
+        while self._ended:
+            await self._discard(self._ended.pop(0))
+
+    async def _keep(self) -> None:
+        while True:
+            self._wanted.clear()
+            await self._clean()
+            while len(self._ready) < self._count:
+                try:
+                    self._ready.append(await self._make(str(next(self._names))))
+                except SnapshotError as error:  # a restore that needs one says the same, to whom it concerns
+                    log.warning("no house made ahead", cause=str(error))
+                    break
+            await self._wanted.wait()
+            await asyncio.sleep(REFILL_S)

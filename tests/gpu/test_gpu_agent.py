@@ -1,0 +1,36 @@
+"""The torch engine through the agent's own pipelines: bit-identical, however its weights come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynamo_snapshot.agent.teardown import left_behind
+from dynamo_snapshot.config import Gpu
+from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series, torch_worker
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("way", "weights"),
+    [
+        ("prefetched-small-pages", "by_loader=1"),
+        ("pinned", "by_loader=1"),
+        ("detached", "by_loader=0"),
+        ("stock", None),
+    ],
+)
+async def test_every_way_gives_the_source_s_answer(
+    tmp_path: Path, criu_path: Path, way: str, weights: str | None
+) -> None:
+    said: list[str] = []
+    made = RestoreSeries(tmp_path, criu_path, Gpu(), said.append)
+    row = await made.measure(Series("torch", "1GiB", way, 2, 2 * GIB), torch_worker(1, made.segments))
+    assert row["errors"] == []
+    assert [restore["evidence"].get("weights") for restore in row["restores"]] == [weights] * 2
+    assert len(row["answers"]) == 1
+    assert (row["image_bytes"] < GIB) == (way != "stock")
+    assert (row["weight_bytes"] == GIB) == (way != "stock")
+    assert left_behind(tmp_path / "run") == []

@@ -1,0 +1,103 @@
+"""Houses made ahead: taken one by one, made again a while later, never handed out when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from virtual_time import run_virtually
+
+from dynamo_snapshot.agent.standby import REFILL_S, Standby
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+
+
+@dataclass
+class Thing:
+    name: str
+    usable: bool = True
+
+
+class Maker:
+    def __init__(self) -> None:
+        self.made: list[Thing] = []
+        self.discarded: list[str] = []
+        self.fails = 0
+
+    async def make(self, name: str) -> Thing:
+        await asyncio.sleep(0.01)
+        if self.fails:
+            self.fails -= 1
+            raise SnapshotError(Reason.HOLDER_FAILED, "no")
+        self.made.append(Thing(name))
+        return self.made[-1]
+
+    async def discard(self, thing: Thing) -> None:
+        self.discarded.append(thing.name)
+
+    def standby(self, count: int) -> Standby[Thing]:
+        return Standby(count, self.make, self.discard)
+
+
+def names(*things: Thing | None) -> list[str | None]:
+    return [None if thing is None else thing.name for thing in things]
+
+
+def test_as_many_as_wanted_are_ready_and_what_was_taken_is_made_again_after_a_while() -> None:
+    async def work() -> None:
+        maker = Maker()
+        standby = maker.standby(2)
+        standby.begin()
+        await asyncio.sleep(0.1)
+        assert names(standby.take(), standby.take(), standby.take()) == ["1", "2", None]
+        await asyncio.sleep(REFILL_S - 0.1)
+        assert len(maker.made) == 2, "a restore has the processors first"
+        await asyncio.sleep(0.2)
+        assert names(standby.take(), standby.take()) == ["3", "4"]
+        await standby.end()
+
+    run_virtually(work())
+
+
+def test_none_are_made_where_none_are_wanted() -> None:
+    async def work() -> None:
+        maker = Maker()
+        standby = maker.standby(0)
+        standby.begin()
+        await asyncio.sleep(10)
+        assert standby.take() is None
+        assert maker.made == []
+        await standby.end()
+
+    run_virtually(work())
+
+
+def test_one_that_has_ended_is_discarded_and_not_handed_out() -> None:
+    async def work() -> None:
+        maker = Maker()
+        standby = maker.standby(2)
+        standby.begin()
+        await asyncio.sleep(0.1)
+        maker.made[0].usable = False
+        assert names(standby.take()) == ["2"]
+        await asyncio.sleep(2)
+        assert maker.discarded == ["1"]
+        await standby.end()
+        assert maker.discarded == ["1", "3", "4"]
+
+    run_virtually(work())
+
+
+def test_what_cannot_be_made_is_tried_again_when_one_is_wanted() -> None:
+    async def work() -> None:
+        maker = Maker()
+        maker.fails = 1
+        standby = maker.standby(1)
+        standby.begin()
+        await asyncio.sleep(1)
+        assert standby.take() is None
+        await asyncio.sleep(REFILL_S + 0.1)
+        assert names(standby.take()) == ["2"]
+        await standby.end()
+
+    run_virtually(work())
