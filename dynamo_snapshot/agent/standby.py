@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -33,7 +33,8 @@ class Standby(Generic[H]):
 
     Args:
         count: 0 keeps none.
-        make: makes the house of a given name; raises :class:`SnapshotError` and leaves nothing otherwise.
+        make: makes the house of a given name, which no other ever had: one that was taken is known by it for as
+            long as it lives, and may outlive this agent; raises :class:`SnapshotError` and leaves nothing otherwise.
         discard: removes one that nobody took.
     """
 
@@ -44,7 +45,6 @@ class Standby(Generic[H]):
         self._ready: list[H] = []
         self._ended: list[H] = []
         """To be discarded."""
-        self._names = itertools.count(1)
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -86,7 +86,7 @@ class Standby(Generic[H]):
             await self._clean()
             while len(self._ready) < self._count:
                 try:
-                    self._ready.append(await self._make(str(next(self._names))))
+                    self._ready.append(await self._make(secrets.token_hex(8)))
                 except SnapshotError as error:  # a restore that needs one says the same, to whom it concerns
                     log.warning("no house made ahead", cause=str(error))
                     break

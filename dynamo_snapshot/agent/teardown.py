@@ -36,23 +36,28 @@ async def teardown(runtime_dir: Path, drain_timeout_s: float = 0.0) -> list[str]
     await houses.clear()
     await outlive_residents(runtime_dir, RESIDENTS_S)
     houses.dismantle()
-    return left_behind(runtime_dir)
+    return left_behind(runtime_dir) + _left_of_agent(runtime_dir)
 
 
 def left_behind(runtime_dir: Path) -> list[str]:
     """Processes, mounts, cgroups and files of replicas of ``runtime_dir`` that are still on this host."""
     replicas = runtime_dir / "replicas"
-    standby = runtime_dir / STANDBY
-    found = [f"process {pid}" for folder in (replicas, standby) for pid in _processes(folder)]
-    found += [f"process {pid}" for pid in residents(runtime_dir)]
+    found = [f"process {pid}" for pid in _processes(replicas) + _moved_in(runtime_dir / STANDBY)]
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4]
         if where.startswith(f"{replicas}/"):
             found.append(f"mount {where}")
     found += [f"cgroup {group}" for group in Cgroups(runtime_dir).existing()]
-    for folder in (replicas, standby):
-        found += [f"file {path}" for path in sorted(folder.rglob("*"))]
+    if replicas.is_dir():
+        found += [f"file {path}" for path in sorted(replicas.rglob("*"))]
     return found
+
+
+def _left_of_agent(runtime_dir: Path) -> list[str]:
+    """The same of what an agent keeps for itself: houses made ahead, resident processes."""
+    standby = runtime_dir / STANDBY
+    pids = [*_processes(standby), *residents(runtime_dir)]
+    return [f"process {pid}" for pid in pids] + [f"file {path}" for path in sorted(standby.rglob("*"))]
 
 
 async def _drain(house: House, timeout_s: float) -> None:
@@ -64,6 +69,12 @@ async def _drain(house: House, timeout_s: float) -> None:
                     await house.holder.lost
     finally:
         await house.holder.close()
+
+
+def _moved_in(standby: Path) -> list[int]:
+    """Holders of houses that were made ahead and then became a replica's."""
+    still = {pid for house in standby.glob("*") for pid in marked_processes(MARK, str(house))}
+    return [pid for pid in _processes(standby) if pid not in still]
 
 
 def _processes(replicas: Path) -> list[int]:

@@ -22,14 +22,17 @@ class Maker:
     def __init__(self) -> None:
         self.made: list[Thing] = []
         self.discarded: list[str] = []
+        self.given: list[str] = []
         self.fails = 0
 
     async def make(self, name: str) -> Thing:
         await asyncio.sleep(0.01)
+        assert name not in self.given, "a name is never given twice"
+        self.given.append(name)
         if self.fails:
             self.fails -= 1
             raise SnapshotError(Reason.HOLDER_FAILED, "no")
-        self.made.append(Thing(name))
+        self.made.append(Thing(str(len(self.given))))
         return self.made[-1]
 
     async def discard(self, thing: Thing) -> None:
