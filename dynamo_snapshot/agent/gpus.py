@@ -125,6 +125,8 @@ async def outlive_residents(runtime_dir: Path, timeout_s: float) -> None:
     A call under way goes on when its agent has died: no process may be judged by its CUDA state meanwhile.
     """
     left = await asyncio.to_thread(residents, runtime_dir)
+    if left:
+        log.info("waiting for resident processes of an earlier agent", pids=left)
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(wait_pid(pid) for pid in left))

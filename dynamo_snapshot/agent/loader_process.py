@@ -167,9 +167,11 @@ def main(descriptor: int, encoded: str) -> None:
             raise as_agent_error(error) from error
 
     with socket.socket(fileno=descriptor) as connection:
-        serve(connection, handle, REQUESTS_AT_ONCE)
-    if isinstance(loader, Loader):
-        loader.close()
+        try:
+            serve(connection, handle, REQUESTS_AT_ONCE)
+        finally:
+            if isinstance(loader, Loader):
+                loader.close()
 
 
 def _memory(settings: Settings) -> DeviceMemory:

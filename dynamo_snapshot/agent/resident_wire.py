@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
@@ -66,5 +67,6 @@ def serve(connection: socket.socket, handle: Callable[[bytes], object], at_once:
 
     decoder = msgspec.json.Decoder(Request)
     with ThreadPoolExecutor(at_once) as requests, connection.makefile("rb") as lines:
-        for line in lines:
-            requests.submit(answer, decoder.decode(line))
+        with suppress(ConnectionError):  # how an agent ends that is killed with an answer unread
+            for line in lines:
+                requests.submit(answer, decoder.decode(line))

@@ -20,6 +20,7 @@ IN_THE_MIDDLE = [
     "capture.freeze+0.4",
     "capture.thaw+0.2",
     "restore.load+0.01",
+    "restore.load+0.05",
     "restore.thaw+0.1",
 ]
 CHECKPOINT_S = 0.3
