@@ -66,7 +66,7 @@ def serve(connection: socket.socket, handle: Callable[[bytes], object], at_once:
             pass  # nobody is left to be told
 
     decoder = msgspec.json.Decoder(Request)
-    with ThreadPoolExecutor(at_once) as requests, connection.makefile("rb") as lines:
-        with suppress(ConnectionError):  # how an agent ends that is killed with an answer unread
-            for line in lines:
-                requests.submit(answer, decoder.decode(line))
+    # ConnectionError is how an agent ends that is killed with an answer unread.
+    with ThreadPoolExecutor(at_once) as requests, connection.makefile("rb") as lines, suppress(ConnectionError):
+        for line in lines:
+            requests.submit(answer, decoder.decode(line))
