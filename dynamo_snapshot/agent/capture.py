@@ -130,7 +130,7 @@ class Capture:
         # there is next to nothing to drop, and the look alone takes as long as flushing half of it.
         if self._cuda is not None and self._node.settings.gpu.drop_zero_pages:
             dropped = await asyncio.to_thread(drop_zero_pages, self._staged.path, self._node.criu.path)
-            log.info("zero pages dropped", before=dropped.bytes_before, after=dropped.bytes_after)
+            log.info("zero_pages_dropped", before=dropped.bytes_before, after=dropped.bytes_after)
 
     async def sync(self) -> None:
         await asyncio.to_thread(self._staged.sync)

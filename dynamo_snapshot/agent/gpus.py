@@ -71,7 +71,7 @@ class Gpus:
                 for device in inventory.devices:
                     await self.loader(device.uuid).ready()
         except SnapshotError as error:
-            log.warning("GPUs are not ready", cause=str(error))
+            log.warning("gpus_not_ready", cause=str(error))
 
     def loader(self, uuid: str) -> WeightLoader:
         """The loader of one GPU."""
@@ -126,13 +126,13 @@ async def outlive_residents(runtime_dir: Path, timeout_s: float) -> None:
     """
     left = await asyncio.to_thread(residents, runtime_dir)
     if left:
-        log.info("waiting for resident processes of an earlier agent", pids=left)
+        log.info("waiting_for_earlier_residents", pids=left)
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(wait_pid(pid) for pid in left))
     except TimeoutError:
         for pid in await asyncio.to_thread(residents, runtime_dir):
-            log.warning("ending a resident process of the earlier agent", pid=pid)
+            log.warning("ending_earlier_resident", pid=pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

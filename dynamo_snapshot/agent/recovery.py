@@ -92,7 +92,7 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
         try:
             await thaw_source(node, replica)
         except SnapshotError as error:
-            log.error("a source was lost to the capture that an agent died in", replica=replica.id, cause=str(error))
+            log.error("source_lost", replica=replica.id, cause=str(error))
     if serves:
         node.note(replica, served=True)
     log.info("replica_adopted", replica=replica.id, phase=replica.phase)

@@ -88,5 +88,5 @@ class RestoredGpus:
         """After the worker has registered: what it did not take is not needed any more."""
         if self._load is not None:
             if self._load.lost:
-                log.warning("a worker loaded its weights by itself", replica=self._replica.id, cause=self._load.lost)
+                log.warning("weights_not_by_loader", replica=self._replica.id, cause=self._load.lost)
             await self._load.give_up()

@@ -88,7 +88,7 @@ class Standby(Generic[H]):
                 try:
                     self._ready.append(await self._make(secrets.token_hex(8)))
                 except SnapshotError as error:  # a restore that needs one says the same, to whom it concerns
-                    log.warning("no house made ahead", cause=str(error))
+                    log.warning("standby_house_not_made", cause=str(error))
                     break
             await self._wanted.wait()
             await asyncio.sleep(REFILL_S)

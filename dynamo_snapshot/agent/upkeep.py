@@ -114,7 +114,7 @@ class Upkeep:
             return
         removed = await asyncio.to_thread(self._node.store.collect_segments)
         if removed:
-            log.info("weight segments removed", count=len(removed))
+            log.info("segments_removed", count=len(removed))
 
     def _removals(self) -> list[str]:
         pools: dict[str, list[Candidate]] = {}
