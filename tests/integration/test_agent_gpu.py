@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_host import PYTHON, TOY, AgentHost, MakeHost, replica_of
+from support.agent_host import PYTHON, TOY, AgentHost, MakeHost, replica_of
 
 from dynamo_snapshot.agent import gpus
 from dynamo_snapshot.agent.cuda_driver import CudaState, Inventory, Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agent_host import AgentHost, MakeHost
+from support.agent_host import AgentHost, MakeHost
 from test_agent_gpu import gpu_host, gpu_spec, held_by_loaders, script, state_of
 from test_agent_kill_points import check_nothing_orphaned, killed_and_restarted
 
