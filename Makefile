@@ -66,6 +66,17 @@ unit: $(VENV)/.installed ## Tests in virtual time; no root, no server.
 integration: setup ## Tests with real CRIU, etcd, NATS and Dynamo; root.
 	$(BIN)/pytest tests/integration
 
+# torch is the machine's own: the lock file names none.
+GPU_PYTHON ?= $(PYTHON)
+
+.PHONY: test-gpu
+test-gpu: ## Tests on a real GPU, with the Python that has torch there (GPU_PYTHON=); root.
+	PYTHONPATH=.:tests $(GPU_PYTHON) -m pytest tests/gpu
+
+.PHONY: bench
+bench: setup ## What this project itself adds to a restore, on an idle machine.
+	$(BIN)/dynamo-snapshot bench control-path
+
 .PHONY: format
 format: $(VENV)/.installed ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
