@@ -6,6 +6,7 @@ steps is written once, here: restored, identity, resume, self-test, and only the
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import inspect
@@ -14,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
@@ -180,6 +182,17 @@ class Hooks:
             logger.error("%s cannot be written: %s", self.control.path, error)
 
 
+def exit_error(state: State, who: str, ended: SystemExit) -> HookError:
+    """Returns why ``who`` failed that called ``sys.exit`` in ``state``, with what argparse said if it was that."""
+    said = [
+        str(frame.f_locals.get("message"))
+        for frame, _ in traceback.walk_tb(ended.__traceback__)
+        if frame.f_code is argparse.ArgumentParser.error.__code__
+    ]
+    reason = HookReason.BOOT_FAILED if state is State.BOOTING else HookReason.ENDPOINT_ENDED
+    return HookError(reason, ": ".join([f"{who} exited with status {ended.code}", *said]))
+
+
 def run(main: Callable[[Hooks], Awaitable[None]], hooks: Hooks) -> int:
     """Runs ``main`` to its end on a loop of the standard library and returns the process's exit status.
 
@@ -190,7 +203,7 @@ def run(main: Callable[[Hooks], Awaitable[None]], hooks: Hooks) -> int:
     except SystemExit as ended:
         if ended.code in (0, None):
             return 0
-        hooks.failed(HookError(HookReason.ENDPOINT_ENDED, f"the worker exited with status {ended.code}"))
+        hooks.failed(exit_error(hooks.lifecycle.state, "the worker", ended))
         return ended.code if isinstance(ended.code, int) else 1
     except HookError as error:
         return _report_failure(hooks, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -14,7 +15,7 @@ from support.watching import wait_until
 
 from worker_hooks import gate, guard
 from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
-from worker_hooks.hooks import Hooks
+from worker_hooks.hooks import Hooks, run
 from worker_hooks.lifecycle import State
 
 
@@ -113,3 +114,14 @@ async def test_a_drain_leaves_discovery_then_waits_then_finishes(monkeypatch: py
     assert (left, finishes) == ("left discovery", "finishes")
     assert finishes_at - left_at >= 0.05, "routers hear of it a little later"
     assert hooks.lifecycle.state is State.STOPPED
+
+
+def test_arguments_that_a_worker_refuses_are_in_its_reason(tmp_path: Path) -> None:
+    async def main(hooks: Hooks) -> None:
+        argparse.ArgumentParser(prog="worker").parse_args(["--block-sise", "16"])
+
+    hooks = Hooks(ControlDirectory(tmp_path / "control"), capture_wanted=False, incarnation="first")
+    assert run(main, hooks) == 2
+    state = json.loads((tmp_path / "control" / "worker-state.json").read_text())
+    assert state["reason"] == "boot_failed"
+    assert state["message"].endswith("exited with status 2: unrecognized arguments: --block-sise 16")

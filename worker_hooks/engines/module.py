@@ -21,7 +21,7 @@ from typing import Any
 
 from worker_hooks.engines.symbols import require
 from worker_hooks.gate import Presence, drain_timeout_s
-from worker_hooks.hooks import Hooks
+from worker_hooks.hooks import Hooks, exit_error
 from worker_hooks.lifecycle import FINAL, Event, State
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.serving import PROBE, probe
@@ -46,7 +46,7 @@ def run_module(hooks: Hooks, module: str, arguments: Sequence[str]) -> int:
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if status and hooks.lifecycle.state not in FINAL:
-            _failed(hooks, HookError(HookReason.ENDPOINT_ENDED, f"{module} exited with status {status}"))
+            _failed(hooks, exit_error(hooks.lifecycle.state, module, ended))
             return status
         return _ended(hooks, status)
     except Exception as error:
