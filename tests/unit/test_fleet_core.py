@@ -543,6 +543,15 @@ def test_a_worker_that_dies_soon_after_each_start_is_not_restarted_for_ever() ->
     until_unachievable(world)
 
 
+def test_a_worker_that_a_signal_ended_is_told_as_that_and_not_as_a_status() -> None:
+    world = settled(1)
+    world.run(15)
+    world.nodes["one"].crash_worker(world.serving()[0])
+    world.run(1)
+    reasons = [record.reason for record in fleet_status(world.state, world.now).decisions]
+    assert "worker_exited: ended by signal 9" in reasons
+
+
 def test_a_full_node_is_named_and_frees_nobody() -> None:
     world = World(replace(rules(), node_capacity=3))
     world.run(15)

@@ -159,7 +159,8 @@ def _note_exits(draft: Draft, report: Reported) -> None:
             reason, message = Reason.WORKER_EXITED.value, ""
             if seen.exit is not None:
                 reason = seen.exit.reason or reason
-                message = seen.exit.message or f"exit status {seen.exit.code}"
+                code = seen.exit.code
+                message = seen.exit.message or (f"exit status {code}" if code >= 0 else f"ended by signal {-code}")
             if replica.state in ALIVE:
                 fail(draft, replica.id, Happening.BROKE, reason, message)
             if replica.start_order is None:

@@ -58,9 +58,9 @@ def choose(draft: Draft, pool: str, attempts: int) -> Start | Wait:
     colds = start_times.samples(times, pool, Way.COLD_START)
     restore_s, cold_s = expected(draft, pool, Way.RESTORE), expected(draft, pool, Way.COLD_START)
     if min(len(restores), len(colds)) >= SAMPLES_TO_JUDGE and restore_s > cold_s:
-        reason = f"a cold start takes {cold_s:.1f} s, a restore {restore_s:.1f} s"
+        reason = f"a cold start is expected to take {cold_s:.1f} s, a restore {restore_s:.1f} s"
         return Start(node=node.name, way=Way.COLD_START, reason=reason)
-    reason = f"a restore takes {restore_s:.1f} s, a cold start {cold_s:.1f} s"
+    reason = f"a restore is expected to take {restore_s:.1f} s, a cold start {cold_s:.1f} s"
     return Start(node=node.name, way=Way.RESTORE, snapshot_id=snapshot.id, reason=reason)
 
 
