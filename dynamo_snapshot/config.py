@@ -148,7 +148,7 @@ class Agent(Section):
     max_concurrent_restores: int = Field(4, ge=1, description="Restores that may run at once on this host.")
     max_replicas: int = Field(64, ge=1, description="Replicas this host takes.")
     standby_houses: int = Field(
-        2, ge=0, description="Houses made ahead, of some MiB each, so that a restore need not wait for the making."
+        0, ge=0, description="Houses made ahead, of some MiB each, so that a restore need not wait for the making."
     )
     minimum_free_bytes: int = Field(1 << 30, ge=0, description="Space that a capture must leave free in store_dir.")
     rpc_ports: tuple[Port, Port] = Field((20000, 29999), description="First and last TCP port for workers.")

@@ -77,6 +77,7 @@ def check_gpus(host: Host) -> Iterator[Finding]:
 def check_cuda(host: Host) -> Iterator[Finding]:
     """Asks the driver what the agent's CUDA helper asks it, in a process of its own: a driver may crash or hang."""
     if not read_host_facts(host.proc).gpu_driver:
+        yield ok("CUDA", "no NVIDIA driver, so nothing of a GPU is captured or restored here")
         return
     try:
         command = [sys.executable, "-c", _INVENTORY]

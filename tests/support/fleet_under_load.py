@@ -263,7 +263,10 @@ class FleetUnderLoad:
             raise AssertionError(f"not settled at {replicas}: {seen}\n{self.said[-20:]}\n{tails}") from None
 
     async def _unsettled(self, replicas: int) -> str:
-        status, pool = self.status(), self.status().pools[0]
+        view = read_view(self.local.runtime_dir)
+        if view.status is None or not view.reports:
+            return f"status {view.status}, reports {view.reports}"
+        status, pool = view.status, view.status.pools[0]
         down = [service.name for service in self.local.supervisor.status() if service.state is not ServiceState.READY]
         ports = {seen.rpc_port for seen in self.living().values()}
         if down or time.time() - status.at > FRESH_S or not status.discovery_known:
