@@ -244,6 +244,8 @@ def load_fleet(path: Path) -> Fleet:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise _invalid(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _invalid(f"{path}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)

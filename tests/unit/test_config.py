@@ -88,3 +88,10 @@ def test_a_servers_url_is_the_configured_one_else_what_its_starter_says() -> Non
     assert Servers().etcd_url(environment) == "http://a:1"
     assert Servers().nats_url(environment) == "nats://a:3"
     assert Servers().etcd_url({}) is None
+
+
+def test_what_is_not_text_is_one_clear_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_bytes(b"model: \xff")
+    with pytest.raises(SnapshotError, match="not UTF-8 text: byte 7 is 0xff"):
+        load_fleet(path)
