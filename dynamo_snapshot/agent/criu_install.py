@@ -32,8 +32,9 @@ _WRAPPER = """\
 self=$0
 [ ! -L "$self" ] || self=$(readlink -f "$self")
 case $self in */*) here=${{self%/*}} ;; *) here=. ;; esac
-library=$here/root/{library}
-exec "$library/{loader}" --library-path "$library" "$here/root/{criu}" "$@"
+unpacked=$here/root
+library=$unpacked/{library}
+exec "$library/{loader}" --library-path "$library" "$unpacked/{criu}" "$@"
 """
 
 _BY_HAND = "Install CRIU 4.2 or newer by other means and name it with --criu, agent.criu or DYNAMO_SNAPSHOT_CRIU."

@@ -70,7 +70,7 @@ class House:
     @property
     def shm(self) -> Path:
         """The private ``/dev/shm``, seen from the host."""
-        return Path(f"/proc/{self.holder.pid}/root/dev/shm")
+        return Path(f"/proc/{self.holder.pid}/root", "dev", "shm")
 
     def host_pid(self, inner: int) -> int | None:
         """How the host numbers the holder's child ``inner``; None if there is none."""
