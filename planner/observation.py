@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Role(StrEnum):
@@ -17,8 +19,9 @@ class Role(StrEnum):
 class EngineSample:
     """The newest forward-pass metrics of one data-parallel rank of one worker.
 
-    ``running`` and ``queued`` are requests; either is None where the message could not be read or
-    held something that is not a count (NaN, negative, another schema version).
+    ``running`` and ``queued`` are requests, the other counts tokens or requests as they say; each is None
+    where the message could not be read, lacked it or held something that is not a count (NaN, negative,
+    another schema version).
     """
 
     worker_id: str
@@ -26,6 +29,26 @@ class EngineSample:
     sequence: int
     running: float | None
     queued: float | None
+    pass_s: float | None = None
+    """Seconds that the newest forward pass took; 0 where the engine has told that it is idle."""
+    prefill_tokens: float | None = None
+    """Tokens that were prefilled in that pass."""
+    prefill_kv_tokens: float | None = None
+    decode_requests: float | None = None
+    decode_kv_tokens: float | None = None
+    """Context of all requests that were decoded in that pass."""
+    queued_tokens: float | None = None
+    """Prompt tokens of requests that wait for their prefill."""
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A replica on its way: not in discovery yet."""
+
+    way: str
+    """``restore``, ``cold_start`` or ``wake``."""
+    age_s: float
+    """Seconds since it was ordered."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,9 @@ class PoolView:
     not_serving: frozenset[str] = frozenset()
     """Worker ids the fleet knows and that do not serve: draining, stopped, failed."""
     discovery_known: bool = True
+    starting: tuple[Starting, ...] = ()
+    start_times: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By way: measured seconds from order to serving, newest last."""
 
     @property
     def limit(self) -> int | None:

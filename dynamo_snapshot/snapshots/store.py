@@ -153,8 +153,10 @@ class SnapshotStore:
         if not folder.is_dir():
             raise missing(snapshot_id, self.root)
         self._layout.create()
-        with shared(self._layout.use_lock(snapshot_id)):
-            if not folder.is_dir():  # removed while we waited
+        lock = self._layout.use_lock(snapshot_id)
+        with shared(lock):
+            if not folder.is_dir():  # removed meanwhile, and its id never comes back: nor may our lock file stay
+                lock.unlink(missing_ok=True)
                 raise missing(snapshot_id, self.root)
             yield folder / IMAGES
 
@@ -165,6 +167,8 @@ class SnapshotStore:
             return False
         # Under the store's lock, as every try for the exclusive one: two of them would take each other for users.
         with exclusive(self._layout.store_lock):
+            if not path.exists():
+                return False
             lock = try_exclusive(path)
             if lock:
                 lock.release()
@@ -192,10 +196,12 @@ class SnapshotStore:
                 )
             try:
                 folder.rename(removed)
-                path.unlink(missing_ok=True)
             except FileNotFoundError as error:
                 raise missing(snapshot_id, self.root) from error
             finally:
+                # Gone by our rename or by another's: either way nobody can use it any more.
+                if not folder.is_dir():
+                    path.unlink(missing_ok=True)
                 lock.release()
         sync_path(self.root)
         self._layout.admission(snapshot_id).unlink(missing_ok=True)

@@ -325,3 +325,20 @@ def test_a_snapshot_that_is_removed_while_it_is_listed_is_left_out(
 
     monkeypatch.setattr(integrity, "check_unchanged", too_late)
     assert [summary.id for summary in store.list()] == [kept]
+
+
+def test_a_use_that_comes_too_late_leaves_no_lock_file(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store.stage("decode") as staging:
+        snapshot_id = staging.publish(CAPTURE).id
+    create = type(store._layout).create
+
+    def removed_meanwhile(layout: object) -> None:
+        create(store._layout)
+        monkeypatch.undo()
+        store.remove(snapshot_id)
+
+    monkeypatch.setattr(type(store._layout), "create", removed_meanwhile)
+    with pytest.raises(SnapshotError) as caught, store.use(snapshot_id):
+        pass
+    assert caught.value.reason is Reason.SNAPSHOT_MISSING
+    assert store.sweep() == []
