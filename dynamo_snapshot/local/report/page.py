@@ -8,11 +8,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from dynamo_snapshot.local.report.fills import STATE_FILLS
 from dynamo_snapshot.local.report.starts import carried_out, phase_colours, starts
-from dynamo_snapshot.local.report.svg import GREY, STATE_FILLS, element
 from dynamo_snapshot.local.report.timeline import timeline
+from dynamo_snapshot.pages.html import page, swatch, table
+from dynamo_snapshot.pages.svg import GREY
 
-TEMPLATE = Path(__file__).with_name("page.html")
+BODY = Path(__file__).with_name("page.html")
+STYLE = Path(__file__).with_name("page.css")
 
 
 def render(result: dict[str, Any]) -> str:
@@ -20,21 +23,22 @@ def render(result: dict[str, Any]) -> str:
     checks = result["checks"]
     failed = [check["name"] for check in checks if not check["passed"]]
     verdict = f"All {len(checks)} checks passed" if not failed else f"{len(failed)} of {len(checks)} checks failed"
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+    body = Template(BODY.read_text(encoding="utf-8")).substitute(
         verdict=escape(verdict),
         verdict_class="good" if not failed else "bad",
         mark="✓" if not failed else "✗",
         what=escape(result["what"]),
-        tiles="".join(_tile(*tile) for tile in _figures(result)),
+        tiles="".join(tile(*pair) for pair in _figures(result)),
         timeline=timeline(result),
         legend=_legend(),
         restores=_starts("Every restore, enlarged", result["orders"], "restore"),
         cold_starts=_starts("Cold starts, on a scale of their own", result["orders"], "cold_start"),
         captures=_starts("Captures", result["orders"], "capture"),
-        checks=_table(("", "check", "value", "bound"), [_check_row(check) for check in checks]),
-        decisions=_table(("at", "pool", "decision", "because"), _decision_rows(result)),
+        checks=table(("", "check", "value", "bound"), [_check_row(check) for check in checks]),
+        decisions=table(("at", "pool", "decision", "because"), _decision_rows(result)),
         environment=escape(json.dumps(result["environment"], indent=2)),
     )
+    return page(f"dynamo-snapshot demo: {verdict}", body, STYLE.read_text(encoding="utf-8"))
 
 
 def _figures(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -56,25 +60,17 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f} s"
 
 
-def _tile(figure: str, meaning: str) -> str:
-    return f'<div class="tile"><b>{escape(figure)}</b><span>{escape(meaning)}</span></div>'
-
-
 def _legend() -> str:
-    items = "".join(f"<span>{_swatch(fill)} {state}</span>" for state, fill in STATE_FILLS.items())
+    items = "".join(f"<span>{swatch(fill)} {state}</span>" for state, fill in STATE_FILLS.items())
     return items + "<span>◆ in discovery</span><span>✗ killed</span><span>□ ended in order</span>"
-
-
-def _swatch(fill: str) -> str:
-    return element("svg", element("rect", width=18, height=12, fill=fill, rx=2), width=18, height=12)
 
 
 def _starts(title: str, orders: list[dict[str, Any]], kind: str) -> str:
     rows = carried_out(orders, kind)
     if not rows:
         return ""
-    phases = "".join(f"<span>{_swatch(fill)} {escape(name)}</span>" for name, fill in phase_colours(rows).items())
-    rest = f"<span>{_swatch(GREY)} on its way</span>{phases}<span>◆ in discovery</span>"
+    phases = "".join(f"<span>{swatch(fill)} {escape(name)}</span>" for name, fill in phase_colours(rows).items())
+    rest = f"<span>{swatch(GREY)} on its way</span>{phases}<span>◆ in discovery</span>"
     return f"<h2>{escape(title)}</h2><div class='card'>{starts(rows, kind)}<div class='legend'>{rest}</div></div>"
 
 
@@ -90,9 +86,3 @@ def _decision_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
         for row in result.get("planner_decisions", [])
     ]
     return [(f"{at - began:.1f} s", *texts) for at, *texts in sorted(rows)]
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_snapshot.local.report.svg import GREY, PATTERNS, PHASE_COLOURS, Scale, element, text
+from dynamo_snapshot.local.report.fills import PATTERNS, PHASE_COLOURS
+from dynamo_snapshot.pages.svg import GREY, Scale, element, text
 
 WIDTH, LEFT, RIGHT, BAR, STEP = 1120.0, 130.0, 130.0, 20.0, 28.0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_snapshot.local.report.svg import (
+from dynamo_snapshot.local.report.fills import PATTERNS, STATE_FILLS
+from dynamo_snapshot.pages.svg import (
     BLUE,
     GREEN,
     ORANGE,
-    PATTERNS,
     SKY,
-    STATE_FILLS,
     VERMILION,
     Scale,
     element,
