@@ -73,7 +73,8 @@ def figures(values: Sequence[float]) -> dict[str, Any]:
 
 
 async def _decisions(folder: Path, model: Path, repeats: int, say: Say) -> DecisionTimes:
-    local = _fleet(folder, model, say)
+    # Where books alone are kept no capture ever comes, and the fleet would rather wait for one than order.
+    local = _fleet(folder, model, say, capture="never")
     await local.start_servers()
     try:
         node = BookkeepingNode(local.bus)
@@ -101,7 +102,9 @@ async def _restores(folder: Path, model: Path, repeats: int, say: Say) -> Any:
         await asyncio.shield(local.stop())
 
 
-def _fleet(folder: Path, model: Path, say: Say) -> LocalFleet:
+def _fleet(folder: Path, model: Path, say: Say, capture: str = "first-worker") -> LocalFleet:
     fleet = demo_fleet(DemoOptions(boot_seconds=0, resident_mib=0), folder)
-    fleet = fleet.model_copy(update={"model": fleet.model.model_copy(update={"path": model})})
-    return LocalFleet(fleet, say)
+    pool = fleet.pools[POOL]
+    pool = pool.model_copy(update={"snapshot": pool.snapshot.model_copy(update={"capture": capture})})
+    changes = {"model": fleet.model.model_copy(update={"path": model}), "pools": {POOL: pool}}
+    return LocalFleet(fleet.model_copy(update=changes), say)
