@@ -11,7 +11,7 @@ from typing import Any
 from dynamo_snapshot.local.report.fills import STATE_FILLS
 from dynamo_snapshot.local.report.starts import carried_out, phase_colours, starts
 from dynamo_snapshot.local.report.timeline import timeline
-from dynamo_snapshot.pages.html import page, swatch, table
+from dynamo_snapshot.pages.html import page, swatch, table, tile
 from dynamo_snapshot.pages.svg import GREY
 
 BODY = Path(__file__).with_name("page.html")
