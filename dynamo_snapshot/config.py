@@ -7,20 +7,26 @@ from these models. :func:`load_fleet` refuses a wrong file with file, line, fiel
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from dynamo_snapshot.config_source import Location, Source, Unreadable, parse
+from dynamo_snapshot.config_wording import sentence
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
 ETCD_ENV = "ETCD_ENDPOINTS"
 NATS_ENV = "NATS_SERVER"
 """Dynamo's own variables for its servers."""
+
+PLACEHOLDERS = ("{model_path}", "{model_name}", "{namespace}")
+"""What is filled into a worker's command."""
+_PLACEHOLDER = re.compile(r"(?<![${])\{[A-Za-z_][A-Za-z0-9_]*\}(?!\})")
+"""A name in braces. A shell's ${NAME} and a template's {{name}} are the command's own, as is JSON."""
 
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -79,7 +85,7 @@ class OrderDeadlines(Section):
 class Worker(Section):
     command: tuple[str, ...] = Field(
         min_length=1,
-        description="What a cold start runs. {model_path}, {model_name} and {namespace} are filled in.",
+        description=f"What a cold start runs. {', '.join(PLACEHOLDERS[:-1])} and {PLACEHOLDERS[-1]} are filled in.",
     )
     environment: dict[str, str] = Field(default_factory=dict, description="Set beside the fleet's own variables.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="The replica's cgroup limit, where the host allows.")
@@ -88,6 +94,14 @@ class Worker(Section):
     )
     boot_timeout_s: Seconds = Field(600, description="A cold start that takes longer is killed.")
     drain_timeout_s: Seconds = Field(30, description="What is in flight when a worker drains gets this long.")
+
+    @field_validator("command")
+    @classmethod
+    def _placeholders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for found in (name for word in value for name in _PLACEHOLDER.findall(word)):
+            if found not in PLACEHOLDERS:
+                raise ValueError(f"nothing is known to fill in for {found}; there are {', '.join(PLACEHOLDERS)}")
+        return value
 
 
 class Pool(Section):
@@ -220,13 +234,16 @@ class Fleet(Section):
     planner: Planner = Field(default_factory=Planner)
     lease_ttl_s: int = Field(10, ge=2, description="TTL of a worker's discovery lease.")
 
-    @model_validator(mode="after")
-    def _one_pool_a_role(self) -> Fleet:
-        roles = [pool.role for pool in self.pools.values()]
+    @field_validator("pools")
+    @classmethod
+    def _roles(cls, value: dict[str, Pool]) -> dict[str, Pool]:
+        roles = [pool.role for pool in value.values()]
+        if Role.DECODE not in roles:
+            raise ValueError("no pool has role decode, and prefill workers alone answer no request")
         for role in set(roles):
             if roles.count(role) > 1:
                 raise ValueError(f"{roles.count(role)} pools have role {role}; the planner knows one pool a role")
-        return self
+        return value
 
 
 def _server_url(configured: str, environment: Mapping[str, str], variable: str) -> str | None:
@@ -247,25 +264,16 @@ def load_fleet(path: Path) -> Fleet:
     except UnicodeDecodeError as error:
         raise _invalid(f"{path}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise _invalid(f"{path}{where}: not valid YAML: {problem}") from error
-    if not isinstance(data, dict):
+        source = parse(text)
+    except Unreadable as error:
+        where = "" if error.line is None else f":{error.line}"
+        raise _invalid(f"{path}{where}: {error.problem}") from error
+    if not isinstance(source.data, dict):
         raise _invalid(f"{path}:1: expected a mapping with at least 'model' and 'pools'")
     try:
-        fleet = Fleet.model_validate(data)
+        fleet = Fleet.model_validate(source.data)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            location = problem["loc"]
-            field = ".".join(str(part) for part in location) or "(top level)"
-            message = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}:{_line_of(tree, location)}: {field}: {message}")
-        raise _invalid("\n".join(lines)) from error
+        raise _invalid("\n".join(_problems(path, source, error))) from error
     return fleet.model_copy(
         update={"model": fleet.model.model_copy(update={"path": (path.parent / fleet.model.path).resolve()})}
     )
@@ -277,20 +285,24 @@ def _invalid(message: str) -> SnapshotError:
     )
 
 
-def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The 1-based line of the deepest node on the way to ``location`` that the file has."""
-    line = 1
+def _problems(path: Path, source: Source, error: ValidationError) -> Iterator[str]:
+    problems = error.errors()
+    # A list is also called too short where its entries are wrong, and so do not count.
+    entries = {problem["loc"][:-1] for problem in problems}
+    for problem in problems:
+        if problem["type"] == "too_short" and problem["loc"] in entries:
+            continue
+        location = tuple(part for part in problem["loc"] if part != "[key]")  # the key itself is what is wrong
+        field = ".".join(str(part) for part in location) or "(top level)"
+        known = _fields_at(location[:-1]) if location else ()
+        yield f"{path}:{source.line_of(location)}: {field}: {sentence(problem, known)}"
+
+
+def _fields_at(location: Location) -> tuple[str, ...]:
+    """The fields that the section at ``location`` may have; none where there is no section."""
+    kind: Any = Fleet
     for part in location:
-        step: Any = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, step = key.start_mark.line + 1, value
-                    break
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            step = node.value[part]
-            line = step.start_mark.line + 1
-        if step is None:
-            return line
-        node = step
-    return line
+        section = isinstance(kind, type) and issubclass(kind, Section)
+        kind = kind.model_fields[part].annotation if section and part in kind.model_fields else get_args(kind)[-1:]
+        kind = kind[0] if isinstance(kind, tuple) and kind else kind
+    return tuple(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Section) else ()

@@ -43,11 +43,8 @@ def fleet_rules(fleet: config.Fleet, etcd_url: str, nats_url: str, environment: 
 
 
 def _pool(fleet: config.Fleet, pool: config.Pool, servers: dict[str, str]) -> PoolRules:
-    names = {
-        "{model_path}": str(fleet.model.path),
-        "{model_name}": fleet.model.name,
-        "{namespace}": fleet.namespace,
-    }
+    values = (str(fleet.model.path), fleet.model.name, fleet.namespace)
+    names = dict(zip(config.PLACEHOLDERS, values, strict=True))
     return PoolRules(
         role=pool.role.value,
         component=pool.component,
