@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.config import CapturePolicy
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local import host, processes
 from dynamo_snapshot.local.bench_decision import BookkeepingNode, DecisionBench, DecisionTimes
@@ -74,7 +75,7 @@ def figures(values: Sequence[float]) -> dict[str, Any]:
 
 async def _decisions(folder: Path, model: Path, repeats: int, say: Say) -> DecisionTimes:
     # Where books alone are kept no capture ever comes, and the fleet would rather wait for one than order.
-    local = _fleet(folder, model, say, capture="never")
+    local = _fleet(folder, model, say, capture=CapturePolicy.NEVER)
     await local.start_servers()
     try:
         node = BookkeepingNode(local.bus)
@@ -102,7 +103,7 @@ async def _restores(folder: Path, model: Path, repeats: int, say: Say) -> Any:
         await asyncio.shield(local.stop())
 
 
-def _fleet(folder: Path, model: Path, say: Say, capture: str = "first-worker") -> LocalFleet:
+def _fleet(folder: Path, model: Path, say: Say, capture: CapturePolicy = CapturePolicy.FIRST_WORKER) -> LocalFleet:
     fleet = demo_fleet(DemoOptions(boot_seconds=0, resident_mib=0), folder)
     pool = fleet.pools[POOL]
     pool = pool.model_copy(update={"snapshot": pool.snapshot.model_copy(update={"capture": capture})})
