@@ -42,6 +42,9 @@ class Reason(StrEnum):
     SERVER_UNREACHABLE = "server_unreachable"
     PROCESS_DIED = "process_died"
     DISK_FULL = "disk_full"
+    DISK_FAILED = "disk_failed"
+    RUNTIME_DIR_IN_USE = "runtime_dir_in_use"
+    STATE_CORRUPT = "state_corrupt"
     # orders
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"

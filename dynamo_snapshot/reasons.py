@@ -44,6 +44,18 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "There is not enough space for a capture or a restore; nothing half-written was kept.",
         "Free space, lower `snapshot.keep`, or set `agent.store_dir` to a larger file system.",
     ),
+    Reason.DISK_FAILED: Explanation(
+        "The disk refused to be read or written, though it has space.",
+        "The message names the file and the kernel's error; `dmesg` says more. Work goes on once it can be written.",
+    ),
+    Reason.RUNTIME_DIR_IN_USE: Explanation(
+        "Another process of this project works in the runtime folder; nothing was started.",
+        "Stop that one, or name another folder: `agent.runtime_dir`, or --runtime-dir.",
+    ),
+    Reason.STATE_CORRUPT: Explanation(
+        "A file that the fleet's parts keep their state in cannot be understood.",
+        "Run one version of this project on a host. The message names the file, and what it costs to remove it.",
+    ),
     Reason.DEADLINE_EXCEEDED: Explanation(
         "An order was not done by its deadline and was given up.",
         "The order's phases show where the time went; raise the pool's deadline if that is normal there.",

@@ -40,7 +40,7 @@ async def run_agent(
         discoverable: asked before a capture whether an instance with this TCP port is registered.
 
     Raises:
-        SnapshotError: ``criu_missing``, ``not_privileged``, or ``internal_error`` where another agent runs.
+        SnapshotError: ``criu_missing``, ``not_privileged``, or ``runtime_dir_in_use`` where another agent runs.
     """
     lock = hold_runtime_dir(fleet.agent.runtime_dir)
     try:
@@ -115,8 +115,8 @@ def hold_runtime_dir(runtime_dir: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise SnapshotError(
-            Reason.INTERNAL_ERROR,
+            Reason.RUNTIME_DIR_IN_USE,
             f"another agent works in {runtime_dir}",
-            "Stop it first, or give each fleet an agent.runtime_dir of its own.",
+            "Stop it first, or name another agent.runtime_dir.",
         ) from None
     return descriptor

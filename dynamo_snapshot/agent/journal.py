@@ -141,7 +141,7 @@ class Journal:
         """Writes what is about to be done: it survives this process at once, the host's crash after :meth:`synced`.
 
         Raises:
-            SnapshotError: ``disk_full``, or ``internal_error`` for another fault of the disk; ``entry`` is in
+            SnapshotError: ``disk_full``, or ``disk_failed`` for another fault of the disk; ``entry`` is in
                 neither file nor state then, and must not be done.
         """
         try:
@@ -201,6 +201,13 @@ class Journal:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise SnapshotError(
+                Reason.NOT_PRIVILEGED if isinstance(error, PermissionError) else Reason.DISK_FAILED,
+                f"{self.path} cannot be read: {error.strerror}",
+                "Run the agent as root. A journal that cannot be read may be moved away: replicas of the earlier "
+                "agent are then ended.",
+            ) from error
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
@@ -211,7 +218,7 @@ class Journal:
                     log.warning("journal_line_cut_short", path=str(self.path))
                     return
                 raise SnapshotError(
-                    Reason.INTERNAL_ERROR,
+                    Reason.STATE_CORRUPT,
                     f"{self.path}:{number}: not a journal entry: {error}",
                     "Something else wrote there. Move it away: replicas of the earlier agent are then ended.",
                 ) from error
@@ -244,11 +251,14 @@ class Journal:
         return opened
 
     def _unwritable(self, error: OSError) -> SnapshotError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = f"{self.path} cannot be written: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "Free space in agent.runtime_dir: until then no order is begun."
+            return SnapshotError(Reason.DISK_FULL, what, remedy)
+        if isinstance(error, PermissionError):
+            return SnapshotError(Reason.NOT_PRIVILEGED, what, "Run the agent as root.")
         return SnapshotError(
-            Reason.DISK_FULL if full else Reason.INTERNAL_ERROR,
-            f"{self.path} cannot be written: {error.strerror}",
-            "Free space in agent.runtime_dir: until then no order is begun.",
+            Reason.DISK_FAILED, what, "Look after the disk of agent.runtime_dir: until then no order is begun."
         )
 
 

@@ -114,7 +114,9 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise SnapshotError(
-            Reason.SERVER_UNREACHABLE, f"{path}: cannot be read: {error.strerror}", "Check the folder's permissions."
+            Reason.NOT_PRIVILEGED if isinstance(error, PermissionError) else Reason.SERVER_UNREACHABLE,
+            f"{path}: cannot be read: {error.strerror}",
+            "Run as the user that runs the fleet; agent.runtime_dir says where it is.",
         ) from error
 
 
@@ -123,7 +125,7 @@ def _decode(path: Path, data: bytes, kind: type[T]) -> T:
         return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotError(
-            Reason.INTERNAL_ERROR,
+            Reason.STATE_CORRUPT,
             f"{path}: not a {kind.__name__.lower()} list: {error}",
             "Run one version of this project on the host; stop the fleet and remove the file.",
         ) from error
@@ -137,9 +139,9 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> SnapshotError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return SnapshotError(
-        Reason.DISK_FULL if full else Reason.SERVER_UNREACHABLE,
-        f"{path}: cannot be written: {error.strerror}",
-        "Free some space." if full else "Check that runtime_dir exists and may be written.",
-    )
+    what = f"{path}: cannot be written: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SnapshotError(Reason.DISK_FULL, what, "Free space in agent.runtime_dir.")
+    if isinstance(error, PermissionError):
+        return SnapshotError(Reason.NOT_PRIVILEGED, what, "Run as root, or name another agent.runtime_dir.")
+    return SnapshotError(Reason.SERVER_UNREACHABLE, what, "Check that agent.runtime_dir is a folder of this host.")

@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -109,8 +110,9 @@ def test_a_journal_cut_anywhere_in_its_last_line_is_read_up_to_it(
 def test_a_line_that_is_no_entry_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text('{"type":"fence","fence":3}\nnonsense\n{"type":"fence","fence":4}\n')
-    with pytest.raises(SnapshotError, match=r"journal:2: not a journal entry"):
+    with pytest.raises(SnapshotError, match=r"journal:2: not a journal entry") as refused:
         Journal(path)
+    assert refused.value.reason is Reason.STATE_CORRUPT
 
 
 def test_it_is_rewritten_when_it_has_grown(tmp_path: Path) -> None:
@@ -187,6 +189,28 @@ def test_a_full_disk_refuses_what_is_to_be_begun_and_leaves_a_readable_file(
     full_disk(False)
     journal.append(Begun(order=order("b")))
     assert content(Journal(tmp_path / "journal").state) == content(journal.state)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.EIO, Reason.DISK_FAILED), (errno.EACCES, Reason.NOT_PRIVILEGED), (errno.EDQUOT, Reason.DISK_FULL)],
+)
+def test_a_disk_that_refuses_is_no_fault_of_this_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: Reason
+) -> None:
+    journal = Journal(tmp_path / "journal")
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(SnapshotError) as refused:
+        journal.append(FenceSeen(fence=1))
+    assert refused.value.reason is reason
+    assert refused.value.remedy
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        Journal(tmp_path / "journal")
 
 
 def test_what_has_happened_outlasts_a_full_disk(tmp_path: Path, full_disk: Callable[[bool], None]) -> None:

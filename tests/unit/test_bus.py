@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -204,3 +206,35 @@ async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(SnapshotError, match="cannot be written"):
         DirectoryBus(file)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (errno.EACCES, Reason.NOT_PRIVILEGED),
+        (errno.ENOSPC, Reason.DISK_FULL),
+        (errno.ENOTDIR, Reason.SERVER_UNREACHABLE),
+    ],
+)
+async def test_why_a_list_cannot_be_written_decides_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: Reason
+) -> None:
+    bus = DirectoryBus(tmp_path)
+
+    def refuse(path: Path, target: Path) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(SnapshotError) as caught:
+        await bus.publish_wanted(wanted(1))
+    assert caught.value.reason is reason
+    assert caught.value.remedy
+
+
+async def test_a_list_of_another_version_is_named_with_what_to_do(tmp_path: Path) -> None:
+    bus = DirectoryBus(tmp_path)
+    (tmp_path / "wanted" / "one.json").write_text('{"orders": 7}')
+    with pytest.raises(SnapshotError, match=r"one\.json: not a wanted list") as caught:
+        await bus.read_wanted("one")
+    assert caught.value.reason is Reason.STATE_CORRUPT
+    assert "remove the file" in caught.value.remedy

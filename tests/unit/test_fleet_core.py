@@ -374,7 +374,7 @@ def test_a_corrupt_snapshot_is_not_tried_twice() -> None:
     assert [entry.reason for entry in world.state.memory.quarantined.values()] == [Reason.SNAPSHOT_CORRUPT]
 
 
-@pytest.mark.parametrize("reason", [Reason.AGENT_RESTARTED, Reason.PORT_IN_USE, Reason.DISK_FULL])
+@pytest.mark.parametrize("reason", [Reason.AGENT_RESTARTED, Reason.PORT_IN_USE, Reason.DISK_FULL, Reason.DISK_FAILED])
 def test_what_is_not_the_snapshot_s_fault_does_not_quarantine_it(reason: Reason) -> None:
     world = settled(1)
     node = world.nodes["one"]

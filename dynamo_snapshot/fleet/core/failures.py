@@ -19,6 +19,7 @@ NOT_THE_SNAPSHOT = frozenset(
         Reason.NODE_AT_CAPACITY,
         Reason.PORT_IN_USE,
         Reason.DISK_FULL,
+        Reason.DISK_FAILED,
         Reason.NOT_PRIVILEGED,
         Reason.CRIU_MISSING,
         Reason.CRIU_TOO_OLD,
