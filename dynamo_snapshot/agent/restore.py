@@ -94,10 +94,7 @@ class Restore:
         replica.locate(self._checked.capture.source_pid)
         if replica.pid is None:
             await replica.until(lambda: None if replica.exit is None else True)
-        # CRIU's work is done: the next in the queue may go, and the images are not needed any more; weights are.
-        await self.leave_queue()
-        if self._gpus is None:
-            self._leave_snapshot()
+        await self.leave_queue()  # CRIU's work is done: the next one may go
 
     async def thaw(self) -> None:
         if self._gpus is not None:
@@ -110,7 +107,8 @@ class Restore:
         await registered(self._node, self._replica)
         if self._gpus is not None:
             await self._gpus.finish()
-            self._leave_snapshot()
+        # Only now is it known that the snapshot made a worker: who removed it before would have none to try again.
+        self._leave_snapshot()
 
     async def leave_queue(self) -> None:
         """Undo: the slot among the restores that may run at once."""

@@ -12,7 +12,9 @@ import pytest
 from support.agent_host import MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.teardown import left_behind
+from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
+from dynamo_snapshot.snapshots.store import SnapshotStore
 
 
 async def test_capture_leaves_the_source_serving_and_two_restores_run_at_once(make_host: MakeHost) -> None:
@@ -143,3 +145,22 @@ async def test_a_deadline_that_passes_kills_what_was_begun(make_host: MakeHost) 
     outcome = await host.outcome(await host.order(OrderKind.COLD_START, "late", within_s=1.5))
     assert outcome.reason == Reason.DEADLINE_EXCEEDED
     assert left_behind(host.runtime_dir) == []
+
+
+async def test_a_snapshot_stays_until_the_worker_restored_from_it_has_registered(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="never_register")
+    host.start()
+    await host.order(OrderKind.COLD_START, "source", capture=True)
+    await host.replica("source", ReplicaPhase.READY_FOR_SNAPSHOT)
+    captured = await host.outcome(await host.order(OrderKind.CAPTURE, "source"))
+    assert captured.snapshot_id is not None, captured
+    restoring = await host.order(OrderKind.RESTORE, "clone", snapshot_id=captured.snapshot_id)
+    await host.replica("clone", ReplicaPhase.RESUMING)
+    store = SnapshotStore(host.store_dir)
+    with pytest.raises(SnapshotError) as refused:
+        store.remove(captured.snapshot_id)
+    assert refused.value.reason is Reason.SNAPSHOT_IN_USE
+    await host.outcome(await host.order(OrderKind.KILL, "clone"))
+    assert (await host.outcome(restoring)).status is not OrderStatus.DONE
+    store.remove(captured.snapshot_id)
