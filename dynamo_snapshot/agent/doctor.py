@@ -5,6 +5,7 @@ A check looks and never changes anything. One that fails to look says so as a fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynamo_snapshot.agent import doctor_host, doctor_software
@@ -42,6 +43,9 @@ def examine(host: Host, checks: Mapping[str, Check] = CHECKS) -> Iterator[Findin
             yield from check(host)
         except SnapshotError as problem:
             yield warning(name, problem.message, problem.remedy)
+        except PermissionError as problem:
+            where = f" {problem.filename}" if problem.filename else ""
+            yield warning(name, f"user {os.geteuid()} may not look at{where}", "Run the doctor as root.")
         except Exception as problem:  # whatever it is, the other findings are still wanted
             yield warning(name, f"could not be looked at: {type(problem).__name__}: {problem}", "Please report this.")
 

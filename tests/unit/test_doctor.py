@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -176,7 +178,7 @@ def test_the_cuda_check_asks_the_driver_where_there_is_one(host: Host, monkeypat
 
 
 def test_servers_are_run_to_see_their_version(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_software.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert only(doctor_software.check_etcd(host)).severity is Severity.WARNING
     server = tmp_path / "etcd"
@@ -185,6 +187,37 @@ def test_servers_are_run_to_see_their_version(host: Host, tmp_path: Path, monkey
     assert "3.5.1" in only(doctor_software.check_etcd(host)).seen
     server.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
     assert "does not run: broken" in only(doctor_software.check_etcd(host)).seen
+
+
+@pytest.mark.parametrize(
+    ("problem", "seen", "remedy"),
+    [
+        (PermissionError(13, "Permission denied"), "may not be run by user", "as root"),
+        (OSError(8, "Exec format error"), "does not run: Exec format error", "anew"),
+        (subprocess.TimeoutExpired("etcd", 60), "did not answer in 60 s", "by hand"),
+    ],
+)
+def test_a_server_that_cannot_be_run_is_a_sentence_with_its_remedy(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, seen: str, remedy: str
+) -> None:
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        raise problem
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(doctor_software, "find_program", lambda name: tmp_path / name)
+    found = only(doctor_software.check_etcd(host))
+    assert found.severity is Severity.WARNING
+    assert seen in found.seen
+    assert remedy in found.remedy
+
+
+def test_what_a_user_may_not_look_at_is_no_fault_to_report(host: Host) -> None:
+    def locked(_: Host) -> Iterable[Finding]:
+        raise PermissionError(13, "Permission denied", "/secret")
+
+    found = only(examine(host, {"locked": locked}))
+    assert "may not look at /secret" in found.seen
+    assert found.remedy == "Run the doctor as root."
 
 
 def test_dynamo_that_does_not_import_is_a_warning_with_the_last_line(
