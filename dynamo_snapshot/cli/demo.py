@@ -38,15 +38,14 @@ def demo(
     import asyncio
     import json
 
-    from rich.console import Console
-
     from dynamo_snapshot.cli.results import require_writable
     from dynamo_snapshot.local.demo_fleet import DemoOptions
     from dynamo_snapshot.local.session import run_demo
+    from dynamo_snapshot.local.view import Terminal
 
     require_writable(json_file, html_file)
     options = DemoOptions(trace, speed, boot_seconds, resident_mib, gated=gate is Gate.ON)
-    console = Console()
+    console = Terminal()
     result = asyncio.run(run_demo(options, console, plain=plain))
     if result is None:
         raise typer.Exit(130)

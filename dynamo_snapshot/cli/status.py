@@ -21,7 +21,8 @@ def status(
 ) -> None:
     """Show pools, replicas with their states and loads, and the last decisions with their reasons.
 
-    The exit status is 1 when no fleet runs here.
+    The exit status is 1 when no fleet runs here, also where one was killed and its last status is still there;
+    2 when its file is wrong.
     """
     import time
 
@@ -30,7 +31,9 @@ def status(
 
     from dynamo_snapshot.config import Agent, load_fleet
     from dynamo_snapshot.errors import SnapshotError
+    from dynamo_snapshot.local import leftovers
     from dynamo_snapshot.local.observe import read_view
+    from dynamo_snapshot.local.ownership import deserter
     from dynamo_snapshot.local.view import render
     from dynamo_snapshot.model import Reason
 
@@ -43,6 +46,15 @@ def status(
                 Reason.SERVER_UNREACHABLE,
                 f"no fleet runs here: {folder} has no status of one",
                 "Start one with `dynamo-snapshot up FLEET.yaml`, or name its file or --runtime-dir.",
+            )
+        pid = deserter(folder)
+        if pid is not None:
+            left = len(leftovers.processes(folder))
+            raise SnapshotError(
+                Reason.PROCESS_DIED,
+                f"the fleet in {folder} is gone: process {pid}, which ran it, ended without taking it down, and "
+                + (f"{left} processes of its replicas are left" if left else "only files of it are left"),
+                "`dynamo-snapshot up FLEET.yaml` removes what is left and starts it anew.",
             )
         return view
 

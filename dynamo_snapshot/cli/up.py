@@ -14,8 +14,11 @@ def up(
 ) -> None:
     """Run a fleet on this host: servers, frontend, planner, controller, agent and workers.
 
-    Everything is checked before anything starts. Ctrl-C (or SIGTERM) drains the workers, ends every
-    process and leaves nothing behind but the logs and the published snapshots.
+    Everything is checked before anything starts. Ctrl-C (or SIGTERM, or the end of a program that its output
+    is piped to) drains the workers, ends every process and leaves nothing behind but the logs and the published
+    snapshots.
+
+    The exit status is 0 then, 1 if anything was left behind or the fleet could not start, 2 if its file is wrong.
     """
     import asyncio
 

@@ -84,9 +84,12 @@ class Demo:
             raise
         except BaseException:
             await asyncio.shield(self.local.stop())
-            for folder in (self.fleet.agent.store_dir, self.fleet.model.path):
+            logs = self.local.runtime_dir / "logs"
+            useless = (self.fleet.agent.store_dir, self.fleet.model.path) if logs.is_dir() else (self._folder,)
+            for folder in useless:
                 shutil.rmtree(folder, ignore_errors=True)
-            self._say(f"the logs are kept in {self.local.runtime_dir / 'logs'}")
+            if logs.is_dir():
+                self._say(f"the logs are kept in {logs}")
             raise
         left = await self.local.stop()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from rich.console import Console
-
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.local.demo import Demo
 from dynamo_snapshot.local.demo_fleet import DemoOptions
 from dynamo_snapshot.local.leftovers import Leftover
 from dynamo_snapshot.local.observe import observe
 from dynamo_snapshot.local.up import LocalFleet
-from dynamo_snapshot.local.view import LiveView
+from dynamo_snapshot.local.view import LiveView, Terminal
 
 T = TypeVar("T")
 
@@ -36,11 +34,12 @@ async def stop_signals() -> AsyncIterator[asyncio.Event]:
 
 
 async def run(fleet: Fleet, *, plain: bool = False) -> list[Leftover]:
-    """Runs ``fleet`` until SIGINT or SIGTERM; returns what it left behind."""
-    console = Console()
+    """Runs ``fleet`` until SIGINT, SIGTERM or nobody reads what it says; returns what it left behind."""
+    console = Terminal()
     with LiveView(console, plain=plain) as view:
         local = LocalFleet(fleet, view.say)
         async with stop_signals() as stop:
+            console.on_reader_gone = stop.set
             if await unless_stopped(local.start(), stop) is Stopped.EARLY:
                 return []
             view.say(f"serving {fleet.model.name} at {local.frontend_url}/v1")
@@ -56,13 +55,14 @@ async def run(fleet: Fleet, *, plain: bool = False) -> list[Leftover]:
     return left
 
 
-async def run_demo(options: DemoOptions, console: Console, *, plain: bool = False) -> dict[str, Any] | None:
-    """Plays the demo before a person; None when SIGINT or SIGTERM ended it early, with everything taken down."""
+async def run_demo(options: DemoOptions, console: Terminal, *, plain: bool = False) -> dict[str, Any] | None:
+    """Plays the demo before a person; None when a signal or the reader's going ended it early, all taken down."""
     with LiveView(console, plain=plain) as view:
         demo = Demo(options, view.say)
         showing = asyncio.create_task(observe(demo.local, view.show), name="view")
         try:
             async with stop_signals() as stop:
+                console.on_reader_gone = stop.set
                 result = await unless_stopped(demo.run(), stop)
         finally:
             showing.cancel()

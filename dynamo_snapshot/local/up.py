@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import fcntl
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 import yaml
@@ -18,16 +15,18 @@ from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.bus.directory import FOLDER, DirectoryBus
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.local import leftovers, preflight, processes, servers
+from dynamo_snapshot.local import leftovers, ownership, preflight, processes, servers
 from dynamo_snapshot.local.etcd import Etcd
 from dynamo_snapshot.local.keys import FleetKeys
 from dynamo_snapshot.local.leftovers import Leftover
-from dynamo_snapshot.local.service import Service, ServiceStatus, banner, http_ok
+from dynamo_snapshot.local.service import Ready, Service, ServiceStatus, banner, http_ok
 from dynamo_snapshot.local.supervisor import Supervisor
 from dynamo_snapshot.model import Reason
 
 SERVER_TIMEOUT_S = 60.0
-"""How long a server that somebody else runs is waited for, with a visible countdown."""
+"""How long a server that somebody else runs is waited for."""
+SILENCE_S = 5.0
+"""Between the first two words of a wait; doubled each time."""
 ETCD_POLL_S = 1.0
 
 Say = Callable[[str], None]
@@ -50,7 +49,7 @@ class LocalFleet:
         self.supervisor = Supervisor(self.runtime_dir / "logs", self._service_changed)
         self.etcd_url = "" if fleet.servers.etcd == "embedded" else fleet.servers.etcd
         self.nats_url = "" if fleet.servers.nats == "embedded" else fleet.servers.nats
-        self._lock: IO[str] | None = None
+        self._ownership: ownership.Ownership | None = None
         self._keys: FleetKeys | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,7 +76,7 @@ class LocalFleet:
 
     async def start_servers(self) -> None:
         """The first half of :meth:`start`: etcd and NATS answer, nothing is in them yet."""
-        self._lock = lock(self.runtime_dir)
+        self._ownership = ownership.take(self.runtime_dir)
         try:
             preflight.check(self.fleet)
             for leftover in await leftovers.remove(self.runtime_dir):
@@ -116,9 +115,9 @@ class LocalFleet:
             left += leftovers.count(self.runtime_dir)
             # What is meant to be there while a fleet runs goes with it.
             await leftovers.remove(self.runtime_dir)
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
+            if self._ownership is not None:
+                self._ownership.give_up()
+                self._ownership = None
         return left
 
     async def _start_servers(self) -> None:
@@ -205,55 +204,31 @@ def first_error(error: BaseException) -> BaseException:
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-def lock(runtime_dir: Path) -> IO[str]:
-    """Takes ``runtime_dir`` for this process; the lock ends with it.
-
-    Raises:
-        SnapshotError: ``configuration_invalid`` naming the process that has it, or that it cannot be made.
-    """
-    try:
-        runtime_dir.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, which is emptied under the lock.
-        file = (runtime_dir.parent / f".{runtime_dir.name}.lock").open("a+")
-    except OSError as error:
-        raise SnapshotError(
-            Reason.CONFIGURATION_INVALID,
-            f"agent.runtime_dir: {runtime_dir} cannot be used: {error.strerror}",
-            "Run as root, or name another folder.",
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise SnapshotError(
-            Reason.CONFIGURATION_INVALID,
-            f"a fleet already runs in {runtime_dir}, under process {holder}",
-            "Stop it with Ctrl-C, or give this fleet another agent.runtime_dir.",
-        ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
 async def wait_for_server(name: str, url: str, say: Say, timeout_s: float = SERVER_TIMEOUT_S) -> None:
-    """Waits, counting down aloud, until a server that somebody else runs answers.
+    """Waits until a server that somebody else runs answers, and says so at once and then more and more seldom.
 
     Raises:
         SnapshotError: ``server_unreachable`` when it has not after ``timeout_s``.
     """
     address = urlsplit(url)
     ready = http_ok(f"{url}/health") if name == "etcd" else banner(address.hostname or "", address.port or 0, b"INFO")
-    deadline = time.monotonic() + timeout_s
+    await wait_until_ready(name, url, ready, say, timeout_s)
+
+
+async def wait_until_ready(name: str, url: str, ready: Ready, say: Say, timeout_s: float) -> None:
+    """The same with ``ready``, which is asked every second whether the server answers."""
+    clock = asyncio.get_running_loop().time
+    begun = spoken = clock()
+    silence_s = 0.0
     while not await ready(0.0):
-        left = deadline - time.monotonic()
+        left = begun + timeout_s - clock()
         if left <= 0:
             raise SnapshotError(
                 Reason.SERVER_UNREACHABLE,
                 f"{name} at {url} did not answer within {timeout_s:.0f} s",
                 f"Start it, correct servers.{name} in fleet.yaml, or write 'embedded' there.",
             )
-        say(f"waiting for {name} at {url}: {left:.0f} s left")
+        if clock() - spoken >= silence_s:
+            say(f"waiting for {name} at {url}: {left:.0f} s left")
+            spoken, silence_s = clock(), 2 * silence_s or SILENCE_S
         await asyncio.sleep(min(1.0, left))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
 
@@ -86,6 +87,21 @@ def state_changes(before: FleetView | None, after: FleetView) -> list[str]:
         if (decision.at, decision.what) not in known
     ]
     return lines
+
+
+class Terminal(Console):
+    """Standard output, whose reader may go, as in ``| head``: what is printed from then on goes nowhere."""
+
+    on_reader_gone: Callable[[], None] = staticmethod(lambda: None)
+    """Called once, when it is found gone."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # The buffer is not empty, and is flushed again when this process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+        self.on_reader_gone()
 
 
 class LiveView:

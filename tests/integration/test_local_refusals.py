@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,51 @@ def test_old_criu(tmp_path: Path, fleet: dict[str, Any]) -> None:
     assert "install-criu" in said
 
 
+NO_ROOT = (
+    *("setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"),
+    # Where Python itself lies in root's home.
+    *("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"),
+)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("up", "FLEET"), ("agent", "FLEET"), ("controller", "FLEET"), ("demo", "--plain")],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_what_needs_root_says_so_to_another_user(
+    open_folder: Path, fleet: dict[str, Any], arguments: tuple[str, ...]
+) -> None:
+    fleet["agent"]["runtime_dir"] = str(open_folder / "run")
+    (open_folder / "run").mkdir()
+    temporary = open_folder / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    path = open_folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(fleet | {"servers": {"etcd": "http://127.0.0.1:9", "nats": "nats://127.0.0.1:9"}}))
+    done = subprocess.run(
+        [*NO_ROOT, sys.executable, "-m", "dynamo_snapshot.cli.main"]
+        + [str(path) if argument == "FLEET" else argument for argument in arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert "[not_privileged]" in done.stderr
+    assert "as root" in done.stderr
+    assert list(temporary.iterdir()) == []
+
+
 def test_not_root(tmp_path: Path, fleet: dict[str, Any]) -> None:
     said = refused(tmp_path, fleet, 1, prefix=("unshare", "--user"))
     assert "need root [not_privileged]" in said
@@ -138,7 +184,7 @@ def test_a_bench_that_could_not_write_its_result_does_not_begin(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "url"), [("etcd", "http://127.0.0.1:{port}"), ("nats", "nats://127.0.0.1:{port}")])
-async def test_a_server_that_stays_away_is_one_sentence_after_a_countdown(
+async def test_a_server_that_stays_away_is_one_sentence_in_the_end(
     name: str, url: str, free_port: Callable[[], int]
 ) -> None:
     said: list[str] = []
@@ -147,5 +193,4 @@ async def test_a_server_that_stays_away_is_one_sentence_after_a_countdown(
         await wait_for_server(name, url, said.append, timeout_s=2)
     assert caught.value.reason is Reason.SERVER_UNREACHABLE
     assert caught.value.remedy
-    assert said[0].startswith(f"waiting for {name} at {url}: 2 s left")
-    assert said[-1] != said[0], "it counts down"
+    assert said == [f"waiting for {name} at {url}: 2 s left"]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.local import leftovers
 from dynamo_snapshot.local.etcd import Etcd
 from dynamo_snapshot.local.keys import dynamo_prefixes
@@ -131,7 +132,7 @@ def test_up_serves_and_ctrl_c_leaves_nothing(start_up: Callable[[], Up]) -> None
     assert up.process.wait(60) == 0, up.output.read_text()
     assert "nothing left behind" in up.output.read_text()
     assert leftovers.processes(up.runtime_dir) == []
-    assert leftovers.mounts(up.runtime_dir) == []
+    assert mount_points(up.runtime_dir) == []
     assert sorted(path.name for path in up.runtime_dir.iterdir()) == ["logs"]
 
 
@@ -150,11 +151,41 @@ def test_the_next_up_cleans_up_after_one_that_was_killed(start_up: Callable[[], 
     assert second.process.wait(60) == 0, second.output.read_text()
 
 
+def test_a_fleet_whose_up_was_killed_is_gone_for_status_at_once(start_up: Callable[[], Up]) -> None:
+    up = start_up()
+    up.until(up.answers, "the first answer")
+    os.kill(up.process.pid, signal.SIGKILL)
+    up.process.wait()
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", "status", "--runtime-dir", str(up.runtime_dir)]
+    for options in ([], ["--json"]):
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert f"is gone: process {up.process.pid}, which ran it, ended without taking it down" in done.stderr
+        assert "processes of its replicas are left [process_died]" in done.stderr
+    asyncio.run(leftovers.remove(up.runtime_dir))
+
+
+def test_the_end_of_who_reads_takes_the_fleet_down(fleet_file: Path) -> None:
+    """As in `up fleet.yaml | head -1`."""
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", "up", str(fleet_file)]
+    up = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert up.stdout is not None
+    assert up.stderr is not None
+    assert "etcd is up" in up.stdout.readline()
+    up.stdout.close()
+    assert up.stderr.read() == ""
+    assert up.wait(60) == 0
+    runtime_dir = Path(yaml.safe_load(fleet_file.read_text())["agent"]["runtime_dir"])
+    assert leftovers.count(runtime_dir) == []
+    assert sorted(path.name for path in runtime_dir.iterdir()) == ["logs"]
+
+
 def test_a_second_up_in_the_same_folder_is_refused(start_up: Callable[[], Up]) -> None:
     first = start_up()
     first.until(lambda: "etcd is up" in first.output.read_text(), "etcd")
     second = start_up()
-    assert second.process.wait(60) == 2
+    assert second.process.wait(60) == 1
     assert f"already runs in {first.runtime_dir}, under process {first.process.pid}" in second.output.read_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from rich.console import Console
 from dynamo_snapshot.local.observe import FleetView, counter_total
 from dynamo_snapshot.local.planner_log import latest_reason, planner_changes
 from dynamo_snapshot.local.service import ServiceState, ServiceStatus, restart_delay
-from dynamo_snapshot.local.view import duration, render, state_changes
+from dynamo_snapshot.local.view import LiveView, Terminal, duration, render, state_changes
 from dynamo_snapshot.model import (
     DecisionRecord,
     FleetStatus,
@@ -119,6 +120,21 @@ def test_a_log_says_each_change_once() -> None:
     ]
     assert state_changes(first, second) == ["replica decode-1 (decode, restore) serving"]
     assert state_changes(second, second) == []
+
+
+def test_a_reader_that_goes_is_told_once_and_nothing_is_raised() -> None:
+    gone: list[str] = []
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as output:
+        console = Terminal(file=output)
+        console.on_reader_gone = lambda: gone.append("gone")
+        with LiveView(console, plain=True) as view:
+            view.say("one")
+            assert b"one" in os.read(reading, 100)
+            os.close(reading)
+            view.say("two")
+            view.say("three")
+    assert gone == ["gone"]
 
 
 def test_durations() -> None:
