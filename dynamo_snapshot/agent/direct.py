@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from dynamo_snapshot.agent.entry import build_node, hold_runtime_dir
+from dynamo_snapshot.agent.direct_folder import own_folder
+from dynamo_snapshot.agent.entry import build_node
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.replica import Replica
-from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Order, OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, WorkerSpec
@@ -250,8 +249,9 @@ def _not_captured(replica: Replica | None) -> SnapshotError:
 @asynccontextmanager
 async def one_replica(settings: Settings, pool: str, spec: WorkerSpec, say: Say) -> AsyncIterator[Direct]:
     """One replica in a runtime folder of its own; afterwards there is nothing of it."""
-    lock = hold_runtime_dir(settings.runtime_dir)
-    try:
+    async with own_folder(settings.runtime_dir) as removed:
+        for what in removed:
+            say(f"removed what a command that was killed had left: replica {what}")
         node, _ = await asyncio.to_thread(build_node, settings)
         direct = Direct(node, pool, spec, say)
         try:
@@ -262,11 +262,7 @@ async def one_replica(settings: Settings, pool: str, spec: WorkerSpec, say: Say)
                 await replica.close()
             if node.gpus is not None:
                 await node.gpus.close()
-            await teardown(settings.runtime_dir)
             node.journal.close()
-            await asyncio.to_thread(shutil.rmtree, settings.runtime_dir, ignore_errors=True)
-    finally:
-        os.close(lock)
 
 
 def servers_of(environment: Mapping[str, str]) -> dict[str, str]:

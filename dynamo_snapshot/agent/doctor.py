@@ -28,6 +28,7 @@ CHECKS: Mapping[str, Check] = {
     "huge pages": doctor_host.check_huge_pages,
     "cgroups": doctor_host.check_cgroups,
     "space": doctor_host.check_space,
+    "leftovers": doctor_host.check_leftovers,
     "GPU": doctor_software.check_gpus,
     "CUDA": doctor_software.check_cuda,
     "etcd": doctor_software.check_etcd,

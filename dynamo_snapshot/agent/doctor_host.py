@@ -10,7 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynamo_snapshot.agent.direct_folder import MARK, abandoned
+from dynamo_snapshot.agent.entry import LOCK
 from dynamo_snapshot.agent.findings import Finding, Host, error, ok, warning
+from dynamo_snapshot.snapshots.locks import is_held
 
 _TIMEOUT_S = 20.0
 _MIB = 1 << 20
@@ -158,6 +161,30 @@ def check_space(host: Host) -> Iterator[Finding]:
         there = _existing(path)
         if not os.access(there, os.W_OK) or _read_only(there):
             yield error(name, f"{there} cannot be written to", f"Make {path} writable, or name another folder.")
+
+
+def check_leftovers(host: Host) -> Iterator[Finding]:
+    """Whether replicas live here that no agent or command looks after."""
+    found = False
+    for folder in abandoned(host.direct_dir):
+        found = True
+        pid = _read(folder / MARK)
+        seen = (
+            f"process {pid}, a `capture` or `restore`, was killed and left {_replicas(folder) or 'files'} in {folder}"
+        )
+        yield warning("leftovers", seen, "The next `dynamo-snapshot capture` or `restore` removes it.")
+    if _replicas(host.runtime_dir) and not is_held(host.runtime_dir / LOCK):
+        found = True
+        seen = f"{_replicas(host.runtime_dir)} in {host.runtime_dir}, and no agent runs there"
+        yield warning("leftovers", seen, "An agent that is started there adopts them; `up` removes them first.")
+    if not found:
+        yield ok("leftovers", "no replica without an agent")
+
+
+def _replicas(runtime_dir: Path) -> str:
+    """Their number, for a sentence; empty where there is none."""
+    count = len(list((runtime_dir / "replicas").glob("*")))
+    return f"{count} replica{'' if count == 1 else 's'}" if count else ""
 
 
 def _existing(path: Path) -> Path:

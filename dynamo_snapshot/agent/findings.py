@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
+from dynamo_snapshot.agent.direct_folder import DIRECT_DIR
 from dynamo_snapshot.model import Value
 
 
@@ -31,6 +32,8 @@ class Host(Value, frozen=True):
     minimum_free_bytes: int
     criu: Path | None = None
     """The criu that the configuration names, if any."""
+    direct_dir: Path = DIRECT_DIR
+    """Where `capture` and `restore` keep what is theirs while they run."""
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
 

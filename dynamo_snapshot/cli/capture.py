@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dynamo_snapshot.cli.direct import CriuOption, EnvironmentOption, RuntimeOption, StoreOption
+from dynamo_snapshot.cli.direct import CriuOption, EnvironmentOption, FleetOption, RuntimeOption, StoreOption
 
 
 def capture(
@@ -24,6 +24,7 @@ def capture(
     keep: Annotated[bool, typer.Option("--keep", help="Let the worker serve on until Ctrl-C.")] = False,
     criu: CriuOption = None,
     runtime_dir: RuntimeOption = None,
+    fleet: FleetOption = None,
 ) -> None:
     """Start a worker, wait until it is ready for a snapshot, capture it, and print the snapshot's id.
 
@@ -48,5 +49,5 @@ def capture(
         boot_timeout_s=boot_timeout,
     )
     note_relative_paths(command)
-    node = settings(store, criu, runtime_dir)
+    node = settings(store, criu, runtime_dir, fleet)
     typer.echo(run(lambda stop: direct.capture(node, pool, spec, stop, say, keep=keep)))

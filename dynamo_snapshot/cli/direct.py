@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -23,22 +24,31 @@ CriuOption = Annotated[Path | None, typer.Option("--criu", metavar="PATH", help=
 RuntimeOption = Annotated[
     Path | None, typer.Option("--runtime-dir", metavar="DIR", help="For the replica while it runs; removed afterwards.")
 ]
+FleetOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--fleet", metavar="FLEET.yaml", help="Take limits, deadlines, ports and GPU settings from its agent."
+    ),
+]
 EnvironmentOption = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set for the worker; may be repeated.")
 ]
 
 
-def settings(store: Path | None, criu: Path | None, runtime_dir: Path | None) -> Agent:
-    """A node of this command's own, with the defaults of fleet.yaml."""
+def settings(store: Path | None, criu: Path | None, runtime_dir: Path | None, fleet: Path | None) -> Agent:
+    """A node of this command's own; what no option says is as in ``fleet``, or else fleet.yaml's default."""
     import os
 
-    from dynamo_snapshot.config import Agent
+    from dynamo_snapshot.agent.direct_folder import DIRECT_DIR
+    from dynamo_snapshot.config import Agent, load_fleet
 
-    defaults = Agent()
-    return Agent(
-        runtime_dir=runtime_dir or defaults.runtime_dir / f"direct-{os.getpid()}",
-        store_dir=(store or defaults.store_dir).absolute(),
-        criu=criu,
+    agent = load_fleet(fleet).agent if fleet else Agent()
+    return agent.model_copy(
+        update={
+            "runtime_dir": (runtime_dir or DIRECT_DIR / str(os.getpid())).absolute(),
+            "store_dir": (store or agent.store_dir).absolute(),
+            "criu": criu or agent.criu,
+        }
     )
 
 
@@ -68,16 +78,42 @@ def say(text: str) -> None:
     typer.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)
 
 
+def in_options(text: str) -> str:
+    """``text`` with this command's options, and --fleet, where it names fields of a fleet.yaml."""
+    for field, option in _OPTIONS.items():
+        text = text.replace(f"{field} in fleet.yaml", option).replace(field, option)
+    return _OTHER_FIELD.sub(r"\1 in a file that --fleet names", text)
+
+
+_OPTIONS = {
+    "agent.runtime_dir": "--runtime-dir",
+    "agent.store_dir": "--store",
+    "agent.criu in fleet.yaml, --criu": "--criu",
+    "agent.criu": "--criu",
+    "the worker's boot_timeout_s": "--boot-timeout",
+}
+_OTHER_FIELD = re.compile(r"\b(agent\.[a-z][a-z_.]*[a-z])(?: in fleet\.yaml)?")
+
+
 def run(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
-    """Runs ``work`` with an event that the first Ctrl-C or SIGTERM sets."""
+    """Runs ``work`` with an event that the first Ctrl-C or SIGTERM sets.
+
+    Raises:
+        SnapshotError: ``work``'s own, in the words of a command line; ``not_privileged``.
+    """
     import asyncio
     import logging
     import signal
 
     import structlog
 
+    from dynamo_snapshot.errors import SnapshotError
+    from dynamo_snapshot.local.preflight import require_root
+
     # What a person should know is said by the command itself.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+    require_root()
 
     async def main() -> T:
         stop = asyncio.Event()
@@ -85,4 +121,7 @@ def run(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         return await work(stop)
 
-    return asyncio.run(main())
+    try:
+        return asyncio.run(main())
+    except SnapshotError as error:
+        raise SnapshotError(error.reason, in_options(error.message), in_options(error.remedy)) from error

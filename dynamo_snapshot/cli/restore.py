@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dynamo_snapshot.cli.direct import CriuOption, EnvironmentOption, RuntimeOption, StoreOption
+from dynamo_snapshot.cli.direct import CriuOption, EnvironmentOption, FleetOption, RuntimeOption, StoreOption
 
 
 def restore(
@@ -15,6 +15,7 @@ def restore(
     env: EnvironmentOption = None,
     criu: CriuOption = None,
     runtime_dir: RuntimeOption = None,
+    fleet: FleetOption = None,
 ) -> None:
     """Restore a worker from a snapshot and show what it does until Ctrl-C, which drains it.
 
@@ -29,7 +30,7 @@ def restore(
     from dynamo_snapshot.cli.direct import assignments, run, say, settings
 
     environment = direct.servers_of(os.environ) | assignments(env)
-    node = settings(store, criu, runtime_dir)
+    node = settings(store, criu, runtime_dir, fleet)
     exit_ = run(lambda stop: direct.restore(node, snapshot_id, environment, stop, say))
     say(
         f"the worker ended with status {exit_.code}" if exit_.code >= 0 else f"the worker ended by signal {-exit_.code}"

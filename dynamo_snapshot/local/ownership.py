@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from dynamo_snapshot.agent.entry import LOCK as AGENT_LOCK
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.snapshots.locks import is_held
 
 _LOOK_S = 0.2
 """Who only looks holds the lock for an instant: it is tried for this long."""
@@ -46,8 +46,14 @@ def take(runtime_dir: Path) -> Ownership:
             "Run as root, or name another folder.",
         ) from error
     deadline = time.monotonic() + _LOOK_S
-    while not _locked(file.fileno(), fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
             file.seek(0)
             holder = file.read().strip() or "unknown"
             file.close()
@@ -55,8 +61,7 @@ def take(runtime_dir: Path) -> Ownership:
                 Reason.RUNTIME_DIR_IN_USE,
                 f"a fleet already runs in {runtime_dir}, under process {holder}",
                 "Stop it with Ctrl-C, or give this fleet another agent.runtime_dir.",
-            )
-        time.sleep(0.01)
+            ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -73,30 +78,9 @@ def deserter(runtime_dir: Path) -> int | None:
     except (OSError, ValueError):
         return None
     # An agent that somebody started by itself, in the folder of a fleet that was killed before.
-    return None if _is_held(_lock_file(runtime_dir)) or _is_held(runtime_dir / AGENT_LOCK) else pid
+    return None if is_held(_lock_file(runtime_dir)) or is_held(runtime_dir / AGENT_LOCK) else pid
 
 
 def _lock_file(runtime_dir: Path) -> Path:
     # Beside the folder, which is emptied under the lock.
     return runtime_dir.parent / f".{runtime_dir.name}.lock"
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a process has ``path`` for itself; one that may not be looked at counts as held."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        return not _locked(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int, kind: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        return True
-    return False

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from support.agent_host import PYTHON, TOY
 
+from dynamo_snapshot.agent.direct_folder import abandoned
+from dynamo_snapshot.agent.doctor_host import check_leftovers
+from dynamo_snapshot.agent.entry import hold_runtime_dir
+from dynamo_snapshot.agent.findings import Host
 from dynamo_snapshot.agent.house import MARK
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.snapshots.store import SnapshotStore
@@ -105,3 +109,54 @@ def test_ctrl_c_once_the_images_are_on_disk_ends_with_the_snapshot(place: Place)
     assert capturing.returncode == 0, errors
     assert [summary.id for summary in SnapshotStore(place.store).list()] == [output.strip()]
     assert place.is_clean()
+
+
+def test_the_worker_of_a_killed_restore_is_removed_by_the_next_one(place: Place) -> None:
+    captured = subprocess.run(place.capture(), capture_output=True, text=True, timeout=60)
+    snapshot = captured.stdout.strip()
+    killed = subprocess.Popen(place.restore(snapshot), stderr=subprocess.PIPE, text=True)
+    assert killed.stderr is not None
+    assert any("serving after" in line for line in killed.stderr)
+    killed.kill()
+    killed.wait()
+    orphans = marked_processes(MARK, f"{place.runtime_dir}/", prefix=True)
+    assert orphans, "the worker outlives its command"
+    assert abandoned(place.runtime_dir.parent) == [place.runtime_dir]
+    host = Host(
+        store_dir=place.store,
+        runtime_dir=place.runtime_dir.with_name("none"),
+        minimum_free_bytes=0,
+        direct_dir=place.runtime_dir.parent,
+    )
+    [finding] = check_leftovers(host)
+    assert f"process {killed.pid}, a `capture` or `restore`, was killed and left 1 replica" in finding.seen
+
+    following = subprocess.Popen(place.restore(snapshot), stderr=subprocess.PIPE, text=True)
+    assert following.stderr is not None
+    said = []
+    for line in following.stderr:
+        said.append(line)
+        if "serving after" in line:
+            assert not set(orphans) & set(marked_processes(MARK, f"{place.runtime_dir}/", prefix=True))
+            following.send_signal(signal.SIGINT)
+    assert following.wait(20) == 0
+    assert f"removed what a command that was killed had left: replica worker of process {killed.pid}" in said[0]
+    assert place.is_clean()
+
+
+def test_a_folder_with_other_files_is_not_taken_as_runtime_folder(place: Place) -> None:
+    place.runtime_dir.mkdir()
+    (place.runtime_dir / "precious").touch()
+    refused = subprocess.run(place.capture(), capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert f"{place.runtime_dir} has other files in it" in refused.stderr
+    assert [path.name for path in place.runtime_dir.iterdir()] == ["precious"]
+
+
+def test_a_folder_in_use_is_refused_in_the_options_words(place: Place) -> None:
+    lock = hold_runtime_dir(place.runtime_dir)
+    refused = subprocess.run(place.capture(), capture_output=True, text=True, timeout=60)
+    os.close(lock)
+    assert refused.returncode == 1
+    assert "[runtime_dir_in_use]" in refused.stderr
+    assert "name another --runtime-dir." in refused.stderr

@@ -96,7 +96,14 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("up", "FLEET"), ("agent", "FLEET"), ("controller", "FLEET"), ("demo", "--plain")],
+    [
+        ("up", "FLEET"),
+        ("agent", "FLEET"),
+        ("controller", "FLEET"),
+        ("demo", "--plain"),
+        ("capture", "--", "true"),
+        ("restore", "any"),
+    ],
     ids=lambda arguments: str(arguments[0]),
 )
 def test_what_needs_root_says_so_to_another_user(

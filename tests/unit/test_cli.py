@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from dynamo_snapshot.cli.direct import note_relative_paths
+from dynamo_snapshot.cli.direct import in_options, note_relative_paths, settings
 from dynamo_snapshot.cli.main import COMMANDS, explain, paragraphs
 from dynamo_snapshot.config import load_fleet
 from dynamo_snapshot.errors import SnapshotError
@@ -104,6 +104,31 @@ def test_a_path_that_the_worker_will_not_find_is_pointed_out(
     said = capsys.readouterr().err
     assert said.count("note: ") == 1
     assert str(tmp_path / "worker.py") in said
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("Free space in agent.store_dir, or remove", "Free space in --store, or remove"),
+        ("Correct agent.criu in fleet.yaml, --criu or X.", "Correct --criu or X."),
+        ("Raise the worker's boot_timeout_s in fleet.yaml if", "Raise --boot-timeout if"),
+        (
+            "Raise agent.deadlines.restore_s in fleet.yaml if",
+            "Raise agent.deadlines.restore_s in a file that --fleet names if",
+        ),
+        ("lower agent.minimum_free_bytes, or", "lower agent.minimum_free_bytes in a file that --fleet names, or"),
+    ],
+)
+def test_who_gave_no_fleet_is_told_of_options(said: str, heard: str) -> None:
+    assert in_options(said) == heard
+
+
+def test_a_fleet_says_what_no_option_does(tmp_path: Path) -> None:
+    agent = settings(tmp_path / "store", None, None, EXAMPLE)
+    assert agent.store_dir == tmp_path / "store"
+    assert agent.runtime_dir != load_fleet(EXAMPLE).agent.runtime_dir, "never a fleet's own"
+    fields = {"runtime_dir", "store_dir"}
+    assert agent.model_dump(exclude=fields) == load_fleet(EXAMPLE).agent.model_dump(exclude=fields)
 
 
 @pytest.mark.parametrize("place", ["file", "file/store"])
