@@ -1,30 +1,28 @@
 """Request traces: when requests came, and how many tokens each took in and gave out.
 
-Two published formats are read:
-
-* Azure LLM inference traces (CSV): ``TIMESTAMP,ContextTokens,GeneratedTokens``, local time with seven decimals;
-* Mooncake traces (JSONL): ``{"timestamp": ms, "input_length": n, "output_length": n, …}``.
+The published formats (Azure, BurstGPT, Mooncake and Dynamo's own, see :mod:`trace_formats`) are told apart by
+their first line, compressed with gzip or not.
 """
 
 from __future__ import annotations
 
-import csv
-import json
+import gzip
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
+from dynamo_snapshot.replay.trace_formats import Stamped, WrongLine, format_of
 
 BUNDLED_TRACE = "azure-code-2023-1060-1345.csv"
 BUNDLED_ORIGIN = "2023-11-16 18:34:43.9799600"
 """Second 1060 of the whole trace; the excerpt's first request comes 13 s later."""
 
-_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path, origin: str | None = None) -> tuple[TraceRequest, ...]:
-    """Reads a trace: Mooncake's for ``.jsonl``, Azure's otherwise.
+    """Reads a trace: a file, or a folder of segments as Dynamo writes them (``*.jsonl``, ``*.jsonl.gz``).
 
     Args:
         origin: the time stamp, as the file writes them, that offsets count from; the first request's if None.
@@ -46,15 +44,28 @@ def read_trace(path: Path, origin: str | None = None) -> tuple[TraceRequest, ...
         SnapshotError: ``configuration_invalid``, naming file, line and what was expected.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        files = sorted(one for one in path.iterdir() if _is_segment(one)) if path.is_dir() else [path]
+    except OSError as error:
         raise _invalid(f"{path}: cannot be read: {error}") from error
-    read = _mooncake if path.suffix == ".jsonl" else _azure
-    stamped = sorted(read(path, lines), key=lambda request: request.offset_s)
-    if not stamped:
+    requests: list[Stamped] = []
+    begin: float | None = None
+    for file in files:
+        lines = _lines(file)
+        kind = format_of(lines, json_lines=_is_segment(file))
+        try:
+            requests.extend(kind.read(lines))
+            begin = None if origin is None else kind.seconds(origin)
+        except WrongLine as error:
+            raise _invalid(f"{file}:{error.line}: {error}") from error
+        except ValueError as error:
+            raise _invalid(f"{file}: {origin} is not a time as this trace writes them: {error}") from error
+    if not requests:
         raise _invalid(f"{path}: holds no request")
-    start = stamped[0].offset_s if origin is None else _azure_seconds(origin)
-    return tuple(replace(request, offset_s=request.offset_s - start) for request in stamped)
+    requests.sort(key=lambda request: request.seconds)
+    begin = requests[0].seconds if begin is None else begin
+    return tuple(
+        TraceRequest(request.seconds - begin, request.input_tokens, request.output_tokens) for request in requests
+    )
 
 
 def bundled_trace() -> tuple[TraceRequest, ...]:
@@ -91,54 +102,23 @@ def scaled(requests: Iterable[TraceRequest], input_scale: float, output_scale: f
     )
 
 
-def _azure(path: Path, lines: Sequence[str]) -> Iterable[TraceRequest]:
-    rows = csv.reader(lines)
-    header = next(rows, None)
-    if header is None or tuple(header[:3]) != _AZURE_COLUMNS:
-        raise _invalid(f"{path}:1: expected the columns {','.join(_AZURE_COLUMNS)}")
-    for number, row in enumerate(rows, start=2):
-        if not row:
-            continue
-        try:
-            stamp, tokens_in, tokens_out = row[:3]
-            yield TraceRequest(_azure_seconds(stamp), _tokens(tokens_in), _tokens(tokens_out))
-        except ValueError as error:
-            raise _invalid(f"{path}:{number}: expected {','.join(_AZURE_COLUMNS)}: {error}") from error
+def _lines(path: Path) -> Sequence[str]:
+    try:
+        data = path.read_bytes()
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig").splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise _invalid(f"{path}: cannot be read: {error}") from error
 
 
-def _azure_seconds(stamp: str) -> float:
-    # fromisoformat knows six decimals at most. The zone does not matter: only differences are used.
-    whole, _, fraction = stamp.strip().partition(".")
-    moment = datetime.fromisoformat(whole)
-    return (moment - datetime(2000, 1, 1)).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
-
-
-def _mooncake(path: Path, lines: Sequence[str]) -> Iterable[TraceRequest]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            stamp = float(entry["timestamp"])
-            if not math.isfinite(stamp):
-                raise ValueError(f"{stamp} is not a time")
-            yield TraceRequest(stamp / 1000, _tokens(entry["input_length"]), _tokens(entry["output_length"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise _invalid(
-                f"{path}:{number}: expected an object with timestamp (ms), input_length and output_length: {error}"
-            ) from error
-
-
-def _tokens(value: object) -> int:
-    count = int(str(value))
-    if count < 0:
-        raise ValueError(f"{count} is not a number of tokens")
-    return count
+def _is_segment(path: Path) -> bool:
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _invalid(message: str) -> SnapshotError:
     return SnapshotError(
         Reason.CONFIGURATION_INVALID,
         message,
-        "A trace is an Azure LLM inference CSV or a Mooncake .jsonl.",
+        "A trace is an Azure or BurstGPT .csv, a Mooncake .jsonl or a Dynamo request trace, each also as .gz.",
     )
