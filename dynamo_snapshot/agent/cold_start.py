@@ -57,7 +57,7 @@ class ColdStart:
                     await replica.until(lambda: True if replica.capturing or replica.released else None)
             except TimeoutError:
                 if not replica.capturing:  # a capture may have begun in the very moment
-                    log.info("no capture was ordered: the worker goes on", replica=replica.id)
+                    log.info("released_without_capture", replica=replica.id)
                     replica.let_go(self._node.release_environment(replica))
             # A capture that fails lets its source go; one that could not do even that leaves it to the next round.
             await replica.until(lambda: True if replica.released or not replica.capturing else None)
@@ -68,6 +68,8 @@ class ColdStart:
     async def remove_house(self) -> None:
         """Undo: ends the worker, its house, and the replica."""
         if self.replica is not None:
+            if self.replica.ending is None:  # nobody wanted it gone: it failed
+                self.replica.keep_log()
             await self._node.forget(self.replica)
 
     async def give_back(self) -> None:

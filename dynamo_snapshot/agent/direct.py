@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from dynamo_snapshot.agent.direct_folder import own_folder
+from dynamo_snapshot.agent.direct_folder import DIRECT_DIR, own_folder
 from dynamo_snapshot.agent.entry import build_node
+from dynamo_snapshot.agent.failed_logs import FailedLogs
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.replica import Replica
@@ -73,7 +74,7 @@ class Direct:
         """Returns an order's outcome; raises the error that made it fail, or ``cancelled`` once ``stop`` is set."""
         outcome = await self.until(lambda: self.node.journal.state.outcomes.get(order_id), stop)
         if outcome.status is not OrderStatus.DONE:
-            raise SnapshotError(Reason(outcome.reason or Reason.INTERNAL_ERROR), outcome.message)
+            raise _failure(outcome)
         return outcome
 
     async def until(self, look: Callable[[], T | None], stop: asyncio.Event | None = None) -> T:
@@ -214,6 +215,13 @@ async def restore(
         return await direct.serve(stop)
 
 
+def _failure(outcome: Outcome) -> SnapshotError:
+    reason = outcome.reason or Reason.INTERNAL_ERROR.value
+    if reason in set(Reason):
+        return SnapshotError(Reason(reason), outcome.message)
+    return SnapshotError(Reason.WORKER_EXITED, f"{outcome.message} ({reason})", "docs/reasons.md explains each reason.")
+
+
 def _require_store(folder: Path) -> None:
     """Looks whether snapshots can be kept in ``folder``, before a worker boots for it."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -253,6 +261,7 @@ async def one_replica(settings: Settings, pool: str, spec: WorkerSpec, say: Say)
         for what in removed:
             say(f"removed what a command that was killed had left: replica {what}")
         node, _ = await asyncio.to_thread(build_node, settings)
+        node.failed_logs = FailedLogs(DIRECT_DIR / "logs")  # its own folder goes
         direct = Direct(node, pool, spec, say)
         try:
             yield direct

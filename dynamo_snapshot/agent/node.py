@@ -18,6 +18,7 @@ import msgspec
 from dynamo_snapshot.agent.collectives import NAMES_ENV
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.cuda_driver import Inventory
+from dynamo_snapshot.agent.failed_logs import FailedLogs
 from dynamo_snapshot.agent.gpu_budget import assign, left
 from dynamo_snapshot.agent.gpus import VISIBLE_ENV, Gpus
 from dynamo_snapshot.agent.house import CONTROL_INSIDE, Houses
@@ -85,6 +86,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.ports = Ports(*self.settings.rpc_ports)
+        self.failed_logs = FailedLogs(self.settings.runtime_dir / "logs")
         self.restore_slots = asyncio.Semaphore(self.settings.max_concurrent_restores)
 
     def admit(self, order: Order, spec: WorkerSpec, way: Way, gpus: Sequence[str] = ()) -> Replica:
@@ -122,11 +124,15 @@ class Node:
             self.ports.release(record.rpc_port)
             raise
 
+    def replica(self, record: ReplicaRecord) -> Replica:
+        """What ``record`` says, as a replica that is not this node's yet."""
+        return Replica(record, self.clock, self.on_change, self.failed_logs)
+
     def add(self, record: ReplicaRecord) -> Replica:
         """Takes in a replica, and notes it in the journal before anything of it exists."""
         self.journal.append(ReplicaNoted(record=record))
         self.ports.hold(record.rpc_port)
-        replica = self.replicas[record.replica_id] = Replica(record, self.clock, self.on_change)
+        replica = self.replicas[record.replica_id] = self.replica(record)
         self.on_change()
         return replica
 

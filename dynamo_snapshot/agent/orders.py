@@ -16,7 +16,7 @@ from dynamo_snapshot.agent.capture import Capture
 from dynamo_snapshot.agent.cold_start import ColdStart
 from dynamo_snapshot.agent.journal import Begun, Ended
 from dynamo_snapshot.agent.node import Node
-from dynamo_snapshot.agent.replica import Replica
+from dynamo_snapshot.agent.replica import Replica, WorkerEnded
 from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Phase, Reason, WorkerSpec
@@ -91,6 +91,9 @@ class Orders:
             await asyncio.wait(captures, timeout=CAPTURE_GRACE_S)
         for order_id in self._tasks:
             self._cancelled.setdefault(order_id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
+        for replica_id in self._makers:
+            if replica := self._node.replicas.get(replica_id):
+                replica.ending = (Reason.AGENT_RESTARTED, "the agent was stopped")
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -117,7 +120,7 @@ class Orders:
             status=status,
             started_at=started_at,
             finished_at=self._node.clock(),
-            reason=reason.value if reason else None,
+            reason=reason,
             message=message,
             phases=result.phases,
             unaccounted_s=result.unaccounted_s,
@@ -129,10 +132,9 @@ class Orders:
 
     async def _run(self, order: Order, spec: WorkerSpec, resumed: Replica | None) -> tuple[phases.Result, str | None]:
         node = self._node
-        capture = Capture(node, order, self._on_publish) if order.kind is OrderKind.CAPTURE else None
-        steps: object
-        if capture is not None:
-            steps = capture
+        steps: Capture | Restore | ColdStart
+        if order.kind is OrderKind.CAPTURE:
+            steps = Capture(node, order, self._on_publish)
         elif order.kind is OrderKind.RESTORE:
             steps = Restore(node, order, spec)
         else:
@@ -150,9 +152,9 @@ class Orders:
             clock=node.monotonic,
             first="hold" if resumed is not None else None,
         )
-        if capture is not None:
-            result = capture.finish(result)
-        return result, capture.snapshot_id if capture else None
+        if isinstance(steps, Capture):
+            return steps.finish(result), steps.snapshot_id
+        return _with_log(result, steps.replica), None
 
     async def _end_replica(self, order: Order, spec: WorkerSpec, began: float) -> phases.Result:
         """Carries out drain, kill and cancel."""
@@ -165,6 +167,7 @@ class Orders:
             elif order.kind is not OrderKind.CANCEL:
                 await self._let_end(replica, order, spec)
             elif not stopped or replica.record.served:
+                replica.ending = None
                 raise SnapshotError(
                     Reason.CANCELLED,
                     f"replica {replica.id} is {replica.phase} already: too late to cancel",
@@ -187,6 +190,8 @@ class Orders:
             order_id = at_work.get(order.replica_id, "")
             if task := self._tasks.get(order_id):
                 self._cancelled[order_id] = (Reason.CANCELLED, order.reason or f"by a {order.kind}")
+                if replica is not None and at_work is self._makers:
+                    replica.ending = self._cancelled[order_id]
                 task.cancel()
                 await asyncio.wait({task})
                 stopped = True
@@ -206,26 +211,38 @@ class Orders:
             )
         await node.end(replica, Reason.CANCELLED, order.reason or "the fleet ended it")
 
-    def _verdict(self, order: Order, result: phases.Result) -> tuple[OrderStatus, Reason | None, str]:
+    def _verdict(self, order: Order, result: phases.Result) -> tuple[OrderStatus, str | None, str]:
         if result.cancelled:
             reason, message = self._cancelled.pop(order.id, (Reason.AGENT_RESTARTED, "the agent was stopped"))
             status = OrderStatus.CANCELLED if reason is Reason.CANCELLED else OrderStatus.FAILED
-            return status, reason, message
+            return status, reason.value, message
         if result.error is not None:
+            # The worker's own is the more precise, and what its replica's exit is reported with.
+            own = result.error.own if isinstance(result.error, WorkerEnded) else None
+            cause = own or result.error.reason.value
             log.warning(
                 "order_failed",
                 order=order.id,
                 kind=order.kind,
                 replica=order.replica_id,
                 phase=result.failed_phase,
-                reason=result.error.reason,
+                reason=cause,
                 cause=result.error.message,
             )
             remedy = f". {result.error.remedy}" if result.error.remedy else ""
-            return OrderStatus.FAILED, result.error.reason, result.error.message + remedy
+            return OrderStatus.FAILED, cause, result.error.message + remedy
         log.info("order_done", order=order.id, kind=order.kind, replica=order.replica_id)
         return OrderStatus.DONE, None, ""
 
     def _end(self, outcome: Outcome) -> None:
         self._node.journal.keep(Ended(outcome=outcome))
         self._node.on_change()
+
+
+def _with_log(result: phases.Result, replica: Replica | None) -> phases.Result:
+    """``result`` with the place of the log of the worker that failed, in the message of its error."""
+    if result.error is not None and replica is not None and replica.kept_log is not None:
+        said = f"; its log is kept: {replica.kept_log}"
+        if said not in result.error.message:
+            result.error.message += said
+    return result

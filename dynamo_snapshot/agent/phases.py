@@ -229,7 +229,7 @@ async def _undo(pipeline: str, begun: tuple[PhaseSpec, ...], steps: object, orde
                 await getattr(steps, spec.undo)()
         except Exception as problem:
             # The order has failed already; what could not be undone must not hide why.
-            log.error("undo failed", pipeline=pipeline, undo=spec.undo, order=order_id, cause=str(problem))
+            log.error("undo_failed", pipeline=pipeline, undo=spec.undo, order=order_id, cause=str(problem))
 
 
 async def _shielded(work: Awaitable[None]) -> None:
@@ -248,7 +248,7 @@ def _unexpected(pipeline: str, spec: PhaseSpec, problem: Exception) -> SnapshotE
             Reason.DISK_FULL, f"phase {spec.name} of {pipeline}: {problem}", "Free space there, or remove snapshots."
         )
     else:
-        log.error("phase failed unexpectedly", pipeline=pipeline, phase=spec.name, exc_info=problem)
+        log.error("phase_failed_unexpectedly", pipeline=pipeline, phase=spec.name, exc_info=problem)
         error = SnapshotError(
             Reason.INTERNAL_ERROR, f"phase {spec.name} of {pipeline} failed: {type(problem).__name__}: {problem}"
         )

@@ -17,7 +17,6 @@ from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
-from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.agent.source_gpus import thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
@@ -64,7 +63,7 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
 
 
 async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
-    replica = Replica(record, node.clock, node.on_change)
+    replica = node.replica(record)
     inner: int | None = None
     try:
         inner = await house.holder.worker()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from dynamo_snapshot.agent.failed_logs import FailedLogs
 from dynamo_snapshot.agent.house import House, read_exit
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.agent.watch import changes
@@ -55,10 +56,34 @@ def phase_of(way: Way, ready: bool, released: bool, state: WorkerState | None) -
     return ReplicaPhase.STARTING if name is None or name in _BEFORE_READY else ReplicaPhase.RESUMING
 
 
-class Replica:
-    """A replica between the order that makes it and the moment its node forgets it."""
+class WorkerEnded(SnapshotError):
+    """A worker ended before it served.
 
-    def __init__(self, record: ReplicaRecord, clock: Callable[[], float], on_change: Callable[[], None]) -> None:
+    Args:
+        own: the reason the worker gave, or the agent's for ending it; None: neither.
+    """
+
+    def __init__(self, message: str, own: str | None) -> None:
+        super().__init__(Reason.WORKER_EXITED, message)
+        self.own = own
+
+
+class Replica:
+    """A replica between the order that makes it and the moment its node forgets it.
+
+    Args:
+        clock: wall-clock seconds.
+        on_change: called whenever there is something new to report.
+        failed_logs: where the worker's log goes if it fails.
+    """
+
+    def __init__(
+        self,
+        record: ReplicaRecord,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+        failed_logs: FailedLogs | None = None,
+    ) -> None:
         self.record = record
         self.house: House | None = None
         self.inner_pid: int | None = None
@@ -74,6 +99,9 @@ class Replica:
         self.ending: tuple[Reason, str] | None = None
         """Why the agent itself ends it."""
         self.released = False
+        self.kept_log: Path | None = None
+        """Where the log of the worker that failed is."""
+        self._failed_logs = failed_logs
         self._clock, self._on_change = clock, on_change
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -142,7 +170,7 @@ class Replica:
         """Returns the first answer of ``look`` that is not None; it is asked again at every change.
 
         Raises:
-            SnapshotError: ``worker_exited`` (or the worker's own reason in the message) when it ends before.
+            WorkerEnded: when it ends before.
         """
         while (found := look()) is None:
             if self.exit is not None:
@@ -150,11 +178,16 @@ class Replica:
             await self._changed.wait()
         return found
 
-    def exited_error(self) -> SnapshotError:
+    def exited_error(self) -> WorkerEnded:
         assert self.exit is not None
         how = f"with status {self.exit.code}" if self.exit.code >= 0 else f"by signal {-self.exit.code}"
-        why = f": {self.exit.reason}: {self.exit.message}" if self.exit.reason else self._last_words()
-        return SnapshotError(Reason.WORKER_EXITED, f"the worker of {self.id} ended {how} before it served{why}")
+        why = f": {self.exit.message}" if self.exit.reason else self._last_words()
+        return WorkerEnded(f"the worker of {self.id} ended {how} before it served{why}", self.exit.reason)
+
+    def keep_log(self) -> None:
+        """Keeps the worker's log, as that of one that failed, before its house is removed."""
+        if self.kept_log is None and self._failed_logs is not None and self.house is not None:
+            self.kept_log = self._failed_logs.keep(self.record.pool, self.house.log)
 
     async def gone(self) -> Exit:
         """Returns how the worker ended, once it has."""
@@ -201,6 +234,10 @@ class Replica:
             reason, message = self.state.reason, self.state.message
         if reason is None and self.ending is not None:
             reason, message = self.ending[0].value, self.ending[1]
+        if exit_.code and self.ending is None:
+            self.keep_log()
+            message = message or (f"exit status {exit_.code}" if exit_.code > 0 else f"ended by signal {-exit_.code}")
+            message += f"; its log is kept: {self.kept_log}" if self.kept_log else ""
         self.exit = msgspec.structs.replace(exit_, reason=reason, message=message)
         self.update()
 

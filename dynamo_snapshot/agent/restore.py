@@ -130,6 +130,8 @@ class Restore:
     async def remove_house(self) -> None:
         """Undo: ends CRIU, worker and house; images and port come after it."""
         if self.replica is not None:
+            if self.replica.ending is None:  # nobody wanted it gone: it failed
+                self.replica.keep_log()
             await self._node.forget(self.replica)
 
     def _take(self, snapshot_id: str) -> Manifest:

@@ -110,7 +110,7 @@ class AgentService:
         """Takes in a new wanted list: begins what is new in it, and forgets outcomes that nobody waits for."""
         state = self._node.journal.state
         if wanted.fence < state.fence:
-            log.warning("wanted list of an earlier controller ignored", fence=wanted.fence, highest=state.fence)
+            log.warning("stale_wanted_ignored", fence=wanted.fence, highest=state.fence)
             return
         if wanted.fence > state.fence:
             self._node.journal.append(FenceSeen(fence=wanted.fence))
@@ -161,7 +161,7 @@ class AgentService:
                 async for wanted in self._bus.watch_wanted(self._name):
                     self.take(wanted)
             except SnapshotError as error:
-                log.warning("wanted list not taken in: trying again", cause=str(error))
+                log.warning("wanted_not_read", cause=str(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
@@ -174,7 +174,7 @@ class AgentService:
             try:
                 await self._bus.publish_reported(self.report())
             except SnapshotError as error:
-                log.warning("report not published: trying again", cause=str(error))
+                log.warning("report_not_published", cause=str(error))
                 await asyncio.sleep(_RETRY_S)
                 self._changed.set()
 
@@ -186,7 +186,7 @@ class AgentService:
                 try:
                     keys[pool] = compatibility_key(await self._compatibility.refresh(pool, spec))
                 except SnapshotError as error:
-                    log.warning("compatibility of a pool is not known", pool=pool, cause=str(error))
+                    log.warning("compatibility_unknown", pool=pool, cause=str(error))
             if keys != self._keys:
                 self._keys = keys
                 self._changed.set()

@@ -139,7 +139,7 @@ async def test_worker_that_refuses_its_new_identity(make_host: MakeHost) -> None
     snapshot = await host.captured()
     host.spec = msgspec.structs.replace(host.spec, incarnation_environment={"TOY_REFUSE": "1"})
     outcome = await restore_fails(host, snapshot)
-    assert outcome.reason == Reason.WORKER_EXITED
+    assert outcome.reason == "restore_context_invalid", "the worker's own, as in its replica's exit"
     assert "told to refuse" in outcome.message
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.agent_host import MakeHost, criu_that, replica_of, toy_spec
+from support.agent_host import POOL, MakeHost, criu_that, replica_of, toy_spec
 
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.errors import SnapshotError
@@ -106,7 +106,40 @@ async def test_a_worker_that_dies_while_it_boots_fails_its_order_with_its_last_w
     assert outcome.reason == Reason.WORKER_EXITED
     assert "status 3" in outcome.message
     assert "no weights" in outcome.message
+    kept = host.runtime_dir / "logs" / f"failed-{POOL}.log"
+    assert outcome.message.endswith(f"; its log is kept: {kept}")
+    assert "the engine found no weights" in kept.read_text()
     assert left_behind(host.runtime_dir) == []
+
+
+async def test_the_log_of_a_worker_that_never_registers_outlives_its_house(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="never_register", boot_timeout_s=1)
+    host.start()
+    kept = host.runtime_dir / "logs" / f"failed-{POOL}.log"
+    cancelled = await host.order(OrderKind.COLD_START, "unwanted")
+    await host.replica("unwanted", ReplicaPhase.RESUMING)
+    await host.outcome(await host.order(OrderKind.CANCEL, "unwanted"))
+    assert (await host.outcome(cancelled)).status is OrderStatus.CANCELLED
+    assert not kept.exists(), "it did not fail"
+    outcome = await host.outcome(await host.order(OrderKind.COLD_START, "mute"))
+    assert outcome.reason == Reason.PHASE_TIMED_OUT
+    assert f"; its log is kept: {kept}. Raise" in outcome.message
+    assert kept.read_text() == "boot\n"
+
+
+async def test_a_worker_that_crashes_while_it_serves_leaves_its_log(make_host: MakeHost) -> None:
+    host = make_host()
+    host.start()
+    await host.outcome(await host.order(OrderKind.COLD_START, "victim"))
+    victim = await host.replica("victim", ReplicaPhase.REGISTERED)
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    exited = (await host.replica("victim", ReplicaPhase.EXITED)).exit
+    assert exited is not None
+    kept = host.runtime_dir / "logs" / f"failed-{POOL}.log"
+    assert exited.message == f"ended by signal 9; its log is kept: {kept}"
+    assert "registered" in kept.read_text()
 
 
 async def test_an_order_below_the_fence_is_not_carried_out(make_host: MakeHost) -> None:
