@@ -116,7 +116,8 @@ class Engine:
             return
         if self.idle:
             self._passes = self.passes(now)
-            self._plan(now)
+            self._began_at = now
+            self._until(now)  # not planned yet: others may come at the same instant
         elif self._stretch > 1 and self._fits(self.waiting[0]):
             elapsed = now - self._began_at
             batch = len(self._decoding)
@@ -129,6 +130,9 @@ class Engine:
     def proceed(self) -> None:
         """Finishes the stretch that is over at ``ends_at`` and plans the next."""
         now = self.ends_at
+        if not self.running:
+            self._plan(now)
+            return
         seconds = now - self._began_at
         self._busy_s += seconds
         batch = len(self._decoding)

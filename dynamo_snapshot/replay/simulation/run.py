@@ -67,12 +67,12 @@ def simulate(
             break
         if now > limit_s:
             break
-        if event_at <= now:
-            pool.proceed()
-        elif arrival_at <= now:
+        if arrival_at <= now:
             meter.arrived(jobs[coming])
             pool.route(jobs[coming], now)
             coming += 1
+        elif event_at <= now:
+            pool.proceed()
         else:
             wanted = policy.decide(meter.read(pool, now))
             if wanted is not None and setting.bounded(wanted) != pool.target:
