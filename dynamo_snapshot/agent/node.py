@@ -35,6 +35,8 @@ from worker_hooks import control
 from worker_hooks.weights.segment import SEGMENTS_ENV
 
 # The host's own settings that any program needs; all else is the worker's specification.
+_NO_SGLANG_LOGGING = "DYN_SKIP_SGLANG_LOG_FORMATTING"
+"""Dynamo's: else each of its processes leaves a file for SGLang's loggers in the folder for temporary files."""
 _FROM_HOST = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
 
 
@@ -234,6 +236,8 @@ class Node:
         beside = str(Path(sys.executable).parent)  # so that `python` is the one this project is installed in
         environment = {name: os.environ[name] for name in _FROM_HOST if name in os.environ}
         environment["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        if not any("sglang" in word for word in record.spec.command):
+            environment[_NO_SGLANG_LOGGING] = "1"
         environment |= record.spec.environment | self.release_environment(replica)
         environment[control.STATE_DIR_ENV] = CONTROL_INSIDE
         if record.capture and self.gpus is not None:

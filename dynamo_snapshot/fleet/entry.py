@@ -51,6 +51,7 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
     endpoints = [f"{fleet.namespace}.{pool.component}.{pool.endpoint}" for pool in fleet.pools.values()]
     # The child's Dynamo looks for its servers in the environment.
     child = {**environment, **next(iter(rules.pools.values())).worker.incarnation_environment}
+    child["DYN_SKIP_SGLANG_LOG_FORMATTING"] = "1"  # it would leave a file in the folder for temporary files
     async with (
         etcd_store(etcd_url, fleet.namespace) as store,
         file_and_nats(fleet.agent.runtime_dir, nats_url, fleet.namespace) as publisher,

@@ -139,12 +139,16 @@ class LocalFleet:
         fleet_file, planner_file = self.write_fleet(), self.runtime_dir / "planner.yaml"
         planner = processes.planner_configuration(self.fleet, self.planner_port)
         planner_file.write_text(yaml.safe_dump(planner, sort_keys=False))
+        temporary = self.runtime_dir / "tmp"
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        # Dynamo's processes leave files there. Not the agent's workers: a snapshot may map a file of theirs.
+        private = {**self.environment, "TMPDIR": str(temporary)}
         # The planner takes ten seconds to its first tick: it boots beside the others.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.start_service(processes.frontend(self.fleet, self.environment)))
-            group.create_task(self.start_service(processes.planner(planner_file, self.environment)))
+            group.create_task(self.start_service(processes.frontend(self.fleet, private)))
+            group.create_task(self.start_service(processes.planner(planner_file, private)))
             group.create_task(self.start_service(processes.agent(self.fleet, fleet_file, self.environment)))
-            group.create_task(self.start_service(processes.controller(self.fleet, fleet_file, self.environment)))
+            group.create_task(self.start_service(processes.controller(self.fleet, fleet_file, private)))
         self._tasks.append(asyncio.create_task(self._watch_etcd(), name="watch etcd"))
 
     def write_fleet(self) -> Path:

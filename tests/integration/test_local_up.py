@@ -123,7 +123,12 @@ def start_up(fleet_file: Path) -> Iterator[Callable[[], Up]]:
                 up.process.kill()
 
 
-def test_up_serves_and_ctrl_c_leaves_nothing(start_up: Callable[[], Up]) -> None:
+def test_up_serves_and_ctrl_c_leaves_nothing(
+    start_up: Callable[[], Up], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     up = start_up()
     up.until(up.answers, "the first answer")
     shown = up.status()
@@ -134,6 +139,7 @@ def test_up_serves_and_ctrl_c_leaves_nothing(start_up: Callable[[], Up]) -> None
     assert leftovers.processes(up.runtime_dir) == []
     assert mount_points(up.runtime_dir) == []
     assert sorted(path.name for path in up.runtime_dir.iterdir()) == ["logs"]
+    assert list(temporary.iterdir()) == []
 
 
 def test_the_next_up_cleans_up_after_one_that_was_killed(start_up: Callable[[], Up]) -> None:

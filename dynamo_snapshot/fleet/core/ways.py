@@ -93,7 +93,7 @@ def _without_snapshot(draft: Draft, node: Node, pool: str, attempts: int) -> Sta
     being_admitted = any(not s.admitted and s.reason is None for s in _compatible(node.reported, pool))
     if draft.now < node.first_seen + draft.rules.node_wait_s:
         if key is None:
-            return Wait(reason=f"node {node.name} has not told its compatibility key yet")
+            return Wait(reason=f"node {node.name} is working out which snapshots fit it: model files, packages, CRIU")
         if being_admitted:
             return Wait(reason=f"node {node.name} is admitting a snapshot")
     capturing = [r for r in draft.replicas.values() if r.pool == pool and r.node == node.name and on_the_way(r)]
