@@ -49,7 +49,7 @@ def test_a_rival_that_is_better_in_both_beats_ours() -> None:
     (verdict,) = verdicts([row("snapshot", 0.97, 3.4), row("static(4)", 0.98, 3.3)])
     assert not verdict.stands
     assert [comparison.rival.name for comparison in verdict.beaten_by] == ["static(4)"]
-    assert "is beaten by static(4) (restore, 98.0 % at 3.30)" in verdict_sentence(verdict)
+    assert "is beaten by static(4) (restore-2s, 98.0 % at 3.30)" in verdict_sentence(verdict)
 
 
 @pytest.mark.parametrize(("attainment", "hours"), [(0.99, 3.5), (0.96, 3.0), (0.96, 3.5)])
@@ -69,7 +69,7 @@ def test_an_equal_rival_is_level_and_no_winner() -> None:
     (verdict,) = verdicts([row("snapshot", 0.97, 3.4), row("hpa", 0.97, 3.4)])
     assert verdict.stands
     assert len(verdict.level_with) == 1
-    assert "cannot be told apart from hpa" in verdict_sentence(verdict)
+    assert "as good within the seeds' interval is hpa" in verdict_sentence(verdict)
 
 
 def test_what_the_seeds_scatter_by_decides_nothing() -> None:
@@ -85,6 +85,14 @@ def test_a_difference_in_one_measure_beyond_the_scatter_beats() -> None:
     rival = [row("hpa", share, 3.0 + seed / 100, seed=seed) for seed, share in enumerate([0.969, 0.970, 0.972])]
     (verdict,) = verdicts(ours + rival)
     assert not verdict.stands
+
+
+def test_a_cheaper_rival_that_is_worse_only_within_the_scatter_is_an_open_question_and_said() -> None:
+    ours = [row("snapshot", share, 3.4, seed=seed) for seed, share in enumerate([0.968, 0.970, 0.972])]
+    (verdict,) = verdicts([*ours, row("static(4)", 0.9699, 2.0, start=Start.NONE, startup="none")])
+    assert verdict.stands
+    assert [comparison.rival.name for comparison in verdict.contested_by] == ["static(4)"]
+    assert "leave open whether by static(4) (97.0 % at 2.00)" in verdict_sentence(verdict)
 
 
 def test_the_ceiling_is_no_rival_and_ours_none_of_itself() -> None:

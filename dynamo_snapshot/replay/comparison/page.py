@@ -18,6 +18,8 @@ from dynamo_snapshot.replay.comparison.wording import verdict_sentence
 
 STYLE = "text.title { font-size: 13px; font-weight: 600; }\n.scene { margin-top: 14px; }\n"
 
+MOST_LANES = 24
+
 Arrivals = Mapping[tuple[str, str], Sequence[float]]
 """By trace and half: when requests came, seconds into the run."""
 
@@ -66,5 +68,10 @@ def _verdicts(found: Sequence[Verdict]) -> list[str]:
 
 
 def _of_scene(lanes: Sequence[Lane], members: Sequence[Row]) -> list[Lane]:
+    """The lanes of a scene; of too many the first of each policy and way of starting."""
     known = {member.key for member in members}
-    return [lane for lane in lanes if lane.row.key in known]
+    there = [lane for lane in lanes if lane.row.key in known]
+    if len(there) <= MOST_LANES:
+        return there
+    firsts = {(lane.row.policy, lane.row.startup): lane for lane in reversed(there)}
+    return [lane for lane in there if firsts[lane.row.policy, lane.row.startup] is lane]

@@ -13,6 +13,7 @@ WIDTH, LEFT, RIGHT, TOP = 1120.0, 250.0, 20.0, 44.0
 LANE, GAP = 64.0, 14.0
 FOOT = 28.0
 MOST_BINS = 400
+MOST_LETTERS = 29
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,9 @@ def _lane(
     sizes = lane.sizes or (Size(0.0, 0, 0),)
     ends = (*(size.at for size in sizes[1:]), duration_s)
     ready = [(x(size.at), y(size.ready)) for size in sizes] + [(x(duration_s), y(sizes[-1].ready))]
-    tip = f"{row.spec}, {row.startup}"
     parts = [
         mark(look, 7, top + 12, row.start),
-        text(20, top + 16, row.spec[:34], class_="name"),
+        text(20, top + 16, _shortened(row.spec), class_="name tip", data_tip=row.spec),
         text(20, top + 32, f"{row.startup[:20]} · {row.scalings} scalings", class_="tick"),
         text(20, top + 48, f"{row.ttft_attainment * 100:.2f} % · {row.gpu_hours:.2f} GPU-h", class_="tick"),
         text(LEFT - 8, top + 9, str(most), class_="tick", text_anchor="end"),
@@ -92,10 +92,12 @@ def _lane(
         for size, end in zip(sizes, ends, strict=True)
         if size.starting
     ]  # fmt: skip
-    parts.append(
-        element("path", d=path(ready, steps=True), fill="none", stroke="var(--ink)", stroke_width=1.5, data_tip=tip)
-    )
+    parts.append(element("path", d=path(ready, steps=True), fill="none", stroke="var(--ink)", stroke_width=1.5))
     return "".join(parts)
+
+
+def _shortened(spec: str) -> str:
+    return spec if len(spec) <= MOST_LETTERS else spec[: MOST_LETTERS - 1] + "…"
 
 
 def _area(points: Sequence[tuple[float, float]], bottom: float) -> str:

@@ -17,6 +17,8 @@ class Start(StrEnum):
 
     RESTORE = "restore"
     COLD = "cold"
+    NONE = "none"
+    """They were there from the beginning."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,19 +34,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Its settings where they differ from the defaults: ``target=8``; empty: the defaults."""
     start: Start
     startup: str
-    """The start-up model, by name."""
+    """The start-up model, by name; ``none`` where nothing is started."""
     restore_s: float | None
-    """None: nothing is restored in this setting."""
+    """None: the row stands beside every restore time."""
     cold_s: float | None
-    """None: nothing is cold-started."""
+    """None: likewise."""
     seed: int
     requests: int
     ttft_attainment: float
     itl_attainment: float
     both_attainment: float
-    ttft_p50_s: float
-    ttft_p95_s: float
-    ttft_p99_s: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    ttft_p99_s: float | None
+    """None: that request never had a token."""
     gpu_hours: float
     scalings: int
     """Changes of the size that was asked for."""
@@ -56,21 +59,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> str:
         """The policy as ``--policy`` takes it."""
-        return f"{self.policy}({self.knob})" if self.knob else self.policy
+        return spec_of(self.policy, self.knob)
 
     @property
     def key(self) -> Key:
-        """What makes two rows the same run."""
-        return Key(self.trace, self.half, self.spec, self.startup, self.restore_s, self.cold_s, self.seed)
+        return Key(self.trace, self.half, self.spec, self.startup, self.seed)
 
 
 class Key(msgspec.Struct, frozen=True, order=True):
+    """What makes two rows the same run; one run may stand in several start settings."""
+
     trace: str
     half: str
     policy: str
     startup: str
-    restore_s: float | None
-    cold_s: float | None
     seed: int
 
 
@@ -95,20 +97,37 @@ def family(spec: str) -> tuple[str, str]:
     return policy.strip(), rest.rstrip().removesuffix(")").strip()
 
 
+def spec_of(policy: str, knob: str) -> str:
+    return f"{policy}({knob})" if knob else policy
+
+
 def scenes(rows: Iterable[Row]) -> dict[Scene, tuple[Row, ...]]:
     """Rows by what they are compared in, in the order of their first appearance.
 
-    Cold starts of no particular restore time stand beside each restore time of their trace.
+    A row without a restore time or a cold-start time stands in each setting of its trace that it fits.
     """
-    kept = tuple(rows)
     found: dict[Scene, list[Row]] = {}
-    for row in kept:
+    for row in rows:
         found.setdefault(Scene(row.trace, row.half, row.restore_s, row.cold_s), []).append(row)
-    restored = [scene for scene in found if scene.restore_s is not None]
-    for scene in [scene for scene in found if scene.restore_s is None]:
-        homes = [home for home in restored if (home.trace, home.half) == (scene.trace, scene.half)]
-        for home in homes:
-            found[home] += found[scene]
-        if homes:
-            del found[scene]
-    return {scene: tuple(members) for scene, members in found.items()}
+    kept = {scene: list(members) for scene, members in found.items() if _is_setting(scene, found)}
+    for scene, members in found.items():
+        for home in kept:
+            if home != scene and scene not in kept and _fits(scene, home):
+                kept[home] += members
+    return {scene: tuple(members) for scene, members in kept.items()}
+
+
+def _is_setting(scene: Scene, among: Iterable[Scene]) -> bool:
+    """Whether no other scene of its trace says more."""
+    return not any(_says(other) > _says(scene) and _fits(scene, other) for other in among)
+
+
+def _says(scene: Scene) -> int:
+    # A restore time says more than a cold-start time: cold starts stand beside restores, not restores beside them.
+    return 2 * (scene.restore_s is not None) + (scene.cold_s is not None)
+
+
+def _fits(scene: Scene, home: Scene) -> bool:
+    same = (scene.trace, scene.half) == (home.trace, home.half)
+    restores = scene.restore_s is None or scene.restore_s == home.restore_s
+    return same and restores and (scene.cold_s is None or home.cold_s is None or scene.cold_s == home.cold_s)

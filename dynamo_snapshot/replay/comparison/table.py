@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dynamo_snapshot.replay.comparison.estimate import Estimate
@@ -28,10 +29,14 @@ def cells(point: Point) -> tuple[str, ...]:
         point.startup,
         _share(point.attainment),
         *(f"{point.mean(field) * 100:.1f} %" for field in ("itl_attainment", "both_attainment")),
-        *(f"{point.mean(field):.2f} s" for field in ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s")),
+        *(seconds(point.mean(field)) for field in ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s")),
         _hours(point.gpu_hours),
         f"{point.mean('scalings'):.0f}",
     )
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if math.isfinite(value) else "never"
 
 
 def _share(value: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -43,8 +44,9 @@ class Point:
         return estimate(self.hours)
 
     def mean(self, field: str) -> float:
-        """The mean over the seeds of one of :class:`Row`'s numbers."""
-        return sum(float(getattr(row, field)) for row in self.rows) / len(self.rows)
+        """The mean over the seeds of one of :class:`Row`'s numbers; infinite where one is None."""
+        values = [getattr(row, field) for row in self.rows]
+        return sum(math.inf if value is None else float(value) for value in values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,25 @@ class Comparison:
     @property
     def beats(self) -> bool:
         """At least as good in both, and better in one of them by more than the seeds' interval."""
-        good = self.attainment.mean >= 0 and self.gpu_hours.mean >= 0
-        return good and (self.attainment.above_zero or self.gpu_hours.above_zero)
+        return self.attainment.mean >= 0 and self.gpu_hours.mean >= 0 and self._better_in_one
+
+    @property
+    def contests(self) -> bool:
+        """Better in one beyond the interval, and worse in the other only within it: more seeds would tell."""
+        return not self.beats and self._better_in_one and not self._worse_in_one
 
     @property
     def level(self) -> bool:
-        """Not a win, but nor is it proven worse in either."""
-        return not self.beats and not self.attainment.below_zero and not self.gpu_hours.below_zero
+        """Within the interval in both."""
+        return not self._better_in_one and not self._worse_in_one
+
+    @property
+    def _better_in_one(self) -> bool:
+        return self.attainment.above_zero or self.gpu_hours.above_zero
+
+    @property
+    def _worse_in_one(self) -> bool:
+        return self.attainment.below_zero or self.gpu_hours.below_zero
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,8 @@ class Verdict:
     scene: Scene
     ours: Point
     beaten_by: tuple[Comparison, ...]
+    contested_by: tuple[Comparison, ...]
     level_with: tuple[Comparison, ...]
-    """Cannot be told apart from ours by these seeds."""
 
     @property
     def stands(self) -> bool:
@@ -123,6 +137,7 @@ def _of_scene(scene: Scene, members: Sequence[Row], ours: str) -> Iterable[Verdi
             scene,
             point,
             beaten_by=tuple(comparison for comparison in found if comparison.beats),
+            contested_by=tuple(comparison for comparison in found if comparison.contests),
             level_with=tuple(comparison for comparison in found if comparison.level),
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynamo_snapshot.replay.comparison.rows import Scene
-from dynamo_snapshot.replay.comparison.verdict import WANTED_SETTINGS, Comparison, Verdict
+from dynamo_snapshot.replay.comparison.rows import Scene, Start
+from dynamo_snapshot.replay.comparison.verdict import WANTED_SETTINGS, Comparison, Point, Verdict
 
 MOST_NAMED = 3
 
@@ -16,8 +16,12 @@ def verdict_sentence(verdict: Verdict) -> str:
     what = f"{ours.name}: {ours.attainment.mean * 100:.1f} % at {ours.gpu_hours.mean:.2f} GPU-hours"
     if verdict.beaten_by:
         return f"{what} is beaten by {_names(verdict.beaten_by)}."
-    level = f"; cannot be told apart from {_names(verdict.level_with)}" if verdict.level_with else ""
-    return f"{what} is beaten by no rival{level}."
+    parts = [f"{what} is beaten by no rival"]
+    if verdict.contested_by:
+        parts.append(f"these seeds leave open whether by {_names(verdict.contested_by)}")
+    if verdict.level_with:
+        parts.append(f"as good within the seeds' interval is {_names(verdict.level_with)}")
+    return "; ".join(parts) + "."
 
 
 def scene_sentence(scene: Scene, counts: Mapping[Scene, tuple[int, int]]) -> str:
@@ -29,11 +33,12 @@ def scene_sentence(scene: Scene, counts: Mapping[Scene, tuple[int, int]]) -> str
 
 def _names(found: Sequence[Comparison]) -> str:
     strongest = sorted(found, key=lambda comparison: -comparison.attainment.mean)
-    named = [
-        f"{comparison.rival.name} ({comparison.rival.start}, {comparison.rival.attainment.mean * 100:.1f} % at "
-        f"{comparison.rival.gpu_hours.mean:.2f})"
-        for comparison in strongest[:MOST_NAMED]
-    ]
+    named = [_name(comparison.rival) for comparison in strongest[:MOST_NAMED]]
     if len(found) > MOST_NAMED:
         named.append(f"{len(found) - MOST_NAMED} more")
     return ", ".join(named)
+
+
+def _name(rival: Point) -> str:
+    way = "" if rival.start is Start.NONE else f"{rival.startup}, "
+    return f"{rival.name} ({way}{rival.attainment.mean * 100:.1f} % at {rival.gpu_hours.mean:.2f})"

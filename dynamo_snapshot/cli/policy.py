@@ -1,0 +1,96 @@
+"""`dynamo-snapshot policy`: why a fleet is the size it is, which knob to take, and how ours does among others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynamo_snapshot.replay.comparison.halves import Half
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from dynamo_snapshot.replay.comparison.rows import Row
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def policy() -> None:
+    """Explain the planner's decisions, tune its policy on a trace, compare it with others."""
+
+
+@app.command("bench")
+def bench(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the published traces lie.")],
+    half: Annotated[Half, typer.Option(help="Which half of each trace; the second is for knobs that are final.")] = (
+        Half.FIRST
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other start-up times.")] = 5,
+    traces: Annotated[
+        list[str] | None, typer.Option("--trace", metavar="NAME", help="Only this trace; may be repeated.")
+    ] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", metavar="NAME", help="Only this policy; may be repeated.")
+    ] = None,
+    json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="The table; its rows are kept.")] = (
+        Path("policy.json")
+    ),
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the frontiers as SVG.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run anew what the table holds already.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one a processor.")] = None,
+) -> None:
+    """Run every policy with every setting of its sweep on the published traces, and say who beats whom.
+
+    What is done is saved as it goes: Ctrl-C, and the same command goes on where it was.
+    """
+    from rich.console import Console
+
+    from dynamo_snapshot.cli.results import require_writable
+    from dynamo_snapshot.cli.running import INTERRUPTED, shown, usable_processors
+    from dynamo_snapshot.local.host import environment
+    from dynamo_snapshot.replay.comparison.bench import Bench
+    from dynamo_snapshot.replay.comparison.matrix import Matrix
+    from dynamo_snapshot.replay.comparison.overview_plot import overview
+    from dynamo_snapshot.replay.comparison.settings import setting_of
+    from dynamo_snapshot.replay.comparison.sources import study_sources
+    from dynamo_snapshot.replay.policies import catalog
+
+    require_writable(json_file, plot)
+    console = Console()
+    sources = study_sources(folder, traces)
+    settings = {source.name: setting_of(source) for source in sources}
+    matrix = Matrix(sources, half, policies or catalog.names(), seeds, settings)
+    run = Bench(matrix, json_file, again=again, environment=environment())
+    if run.dropped:
+        console.print(f"{run.dropped} rows were made with other settings and are run anew", style="yellow")
+    if run.stale:
+        console.print(f"{run.stale} rows were made by other code; --again runs them anew", style="yellow")
+    try:
+        with shown(console) as tell:
+            run.run(jobs or usable_processors(), tell)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {json_file} holds what is done", style="dim", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    rows = [row for row in run.rows if row.half == half]
+    if plot is not None:
+        plot.write_text(overview(rows, f"Scaling policies, {half} halves"), encoding="utf-8")
+    _print_verdicts(console, rows)
+
+
+def _print_verdicts(console: Console, rows: Sequence[Row]) -> None:
+    from dynamo_snapshot.replay.comparison.verdict import unbeaten, verdicts
+    from dynamo_snapshot.replay.comparison.wording import scene_sentence, verdict_sentence
+
+    found = verdicts(rows)
+    counts = unbeaten(found)
+    for scene in counts:
+        console.print(scene_sentence(scene, counts), style="bold", highlight=False)
+        for verdict in found:
+            if verdict.scene == scene:
+                mark, style = ("✓", "green") if verdict.stands else ("✗", "red")
+                console.print(f"  {mark} {verdict_sentence(verdict)}", style=style, highlight=False)
