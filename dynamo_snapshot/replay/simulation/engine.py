@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dynamo_snapshot.replay.simulation.job import Job, Listener
@@ -69,6 +70,8 @@ class Engine:
         self._admitted = 0
         self._began_at = 0.0
         self._chunks: list[tuple[Job, int]] = []
+        self._begun: list[Job] = []
+        """Requests that were waiting until the running pass."""
         self._stretch = 0
         """Decode passes in the running stretch; 0 with chunks: one pass with prompts in it."""
         self._passes = 0
@@ -116,6 +119,7 @@ class Engine:
             return
         if self.idle:
             self._passes = self.passes(now)
+            self._newest = self.newest(now)
             self._began_at = now
             self._until(now)  # not planned yet: others may come at the same instant
         elif self._stretch > 1 and self._fits(self.waiting[0]):
@@ -166,6 +170,20 @@ class Engine:
         over = self._over(now)
         return self._decode_pass(over) if over else self._newest
 
+    def queued(self, now: float) -> tuple[int, int]:
+        """Requests that waited for their prompt to be begun when the newest metrics were published, and their tokens.
+
+        Taken at the end of a pass, before the next one is planned, as Dynamo's vLLM scheduler does it.
+        """
+        if self.shares_queue:
+            return 0, 0
+        waiting: Iterable[Job] = self.waiting
+        if not self._over(now):
+            before = [*self._begun, *self.waiting]
+            waiting = [job for job in before if job.arrived_s < self._began_at]
+        tokens = [job.to_prefill for job in waiting]
+        return len(tokens), sum(tokens)
+
     def busy_s(self, now: float) -> float:
         """Seconds in forward passes so far."""
         return self._busy_s if self.idle else self._busy_s + now - self._began_at
@@ -208,6 +226,7 @@ class Engine:
     def _next_chunks(self) -> list[tuple[Job, int]]:
         budget = self._limits.max_batched_tokens - len(self._decoding)
         chunks = []
+        self._begun = []
         for job in self._prefilling:
             chunk = min(budget, job.to_prefill - job.prefilled)
             chunks.append((job, chunk))
@@ -215,6 +234,7 @@ class Engine:
         while budget > 0 and self.waiting and self._fits(self.waiting[0]):
             job = self.waiting.popleft()
             self._prefilling.append(job)
+            self._begun.append(job)
             self._reserved += job.to_prefill
             chunk = min(budget, job.to_prefill)
             chunks.append((job, chunk))

@@ -120,19 +120,19 @@ def engine_sample(replica: Replica, now: float) -> EngineSample:
     """The newest forward-pass metrics of one replica; a pass that is running has not been told yet."""
     engine = replica.engine
     newest = engine.newest(now)
-    waiting = () if engine.shares_queue else engine.waiting
+    queued, queued_tokens = engine.queued(now)
     return EngineSample(
         worker_id=replica.name,
         dp_rank=0,
         sequence=engine.passes(now),
         running=float(newest.prefill_requests + newest.decode_requests),
-        queued=float(len(waiting)),
+        queued=float(queued),
         pass_s=newest.seconds,
         prefill_tokens=float(newest.prefill_tokens),
         prefill_kv_tokens=float(newest.prefill_context),
         decode_requests=float(newest.decode_requests),
         decode_kv_tokens=float(newest.decode_context),
-        queued_tokens=float(sum(job.to_prefill for job in waiting)),
+        queued_tokens=float(queued_tokens),
     )
 
 
