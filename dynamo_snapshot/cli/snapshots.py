@@ -120,6 +120,8 @@ def verify_snapshots(
 
     The exit status is 1 when any is not.
     """
+    from functools import partial
+
     from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -135,7 +137,7 @@ def verify_snapshots(
             task = progress.add_task(snapshot_id, total=None)
             try:
                 progress.update(task, total=found.manifest(snapshot_id).size_bytes)
-                found.admit(snapshot_id, lambda count, task=task: progress.advance(task, count))  # type: ignore[misc]
+                found.admit(snapshot_id, partial(progress.advance, task))
                 results.append({"id": snapshot_id, "ok": True})
             except SnapshotError as error:
                 result = {"id": snapshot_id, "ok": False, "reason": error.reason, "message": error.message}

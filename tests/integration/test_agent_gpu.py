@@ -6,13 +6,14 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from support.agent_host import PYTHON, TOY, AgentHost, MakeHost, replica_of
 
 from dynamo_snapshot.agent import gpus
-from dynamo_snapshot.agent.cuda_driver import CudaState, Inventory, Operation
+from dynamo_snapshot.agent.cuda_driver import CudaState, Device, Inventory, Operation
 from dynamo_snapshot.agent.cuda_fake import H200, SCRIPT_ENV, Script
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, ReplicaReport, WorkerSpec
@@ -30,10 +31,10 @@ def gpu_spec(gpus: int = 1, **process: object) -> WorkerSpec:
 
 
 def script(
-    host: AgentHost, *devices: object, driver: str = "580.1", answers: dict[Operation, str] | None = None
+    host: AgentHost, *devices: Device, driver: str = "580.1", answers: dict[Operation, str] | None = None
 ) -> str:
     """Writes what the fake driver knows; returns the file."""
-    inventory = Inventory(driver_version=driver, devices=tuple(devices) or (H200,))  # type: ignore[arg-type]
+    inventory = Inventory(driver_version=driver, devices=devices or (H200,))
     path = host.fleet_file.with_name("driver.json")
     path.write_bytes(msgspec.json.encode(Script(inventory=inventory, answers=answers or {})))
     return str(path)
@@ -142,7 +143,7 @@ async def test_a_clone_goes_onto_another_gpu_where_the_first_is_full(make_host: 
     ],
 )
 async def test_what_does_not_fit_is_refused_before_anything_starts(
-    make_host: MakeHost, change: dict[str, object], reason: Reason
+    make_host: MakeHost, change: dict[str, Any], reason: Reason
 ) -> None:
     host = gpu_host(make_host)
     host.start(**{SCRIPT_ENV: script(host)})
@@ -150,7 +151,7 @@ async def test_what_does_not_fit_is_refused_before_anything_starts(
     await host.outcome(await host.order(OrderKind.KILL, "source"))
     await host.stop()
     devices = change.pop("devices", ())
-    host.start(**{SCRIPT_ENV: script(host, *devices, **change)})  # type: ignore[misc,arg-type]
+    host.start(**{SCRIPT_ENV: script(host, *devices, **change)})
     outcome = await restore(host, "clone", snapshot)
     assert outcome.reason == reason
     assert phases(outcome)[-1] == "admit"
@@ -165,7 +166,7 @@ async def test_what_does_not_fit_is_refused_before_anything_starts(
     ],
 )
 async def test_a_source_that_cannot_be_frozen_serves_on(
-    make_host: MakeHost, process: dict[str, object], reason: Reason
+    make_host: MakeHost, process: dict[str, Any], reason: Reason
 ) -> None:
     host = gpu_host(make_host, lock_timeout_s=0.2)
     host.spec = gpu_spec(**process)

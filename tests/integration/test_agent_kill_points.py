@@ -232,6 +232,6 @@ def test_every_phase_has_a_kill_point() -> None:
     }
     assert set(drills) == set(PIPELINES)
     for pipeline, drill in drills.items():
-        marks = drill.pytestmark  # type: ignore[attr-defined]
+        marks = drill.pytestmark  # type: ignore[attr-defined]  # pytest puts it on what it parametrizes
         points = {point for mark in marks for point in mark.args[1]}
         assert points >= {f"{pipeline}.{spec.name}" for spec in PIPELINES[pipeline]}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def holding(tmp_path: Path) -> Iterator[Holding]:
     """Starts a process that runs ``code`` and stays; returns its pid once it is there."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, *arguments: object, **options: object) -> int:
+    def start(code: str, *arguments: object, **options: Any) -> int:
         text = f"{PRELUDE}\n{code}\nprint('there', flush=True)\ntime.sleep(600)\n"
         subject = subprocess.Popen(
             [sys.executable, "-c", text, *map(str, arguments)],
@@ -35,7 +36,7 @@ def holding(tmp_path: Path) -> Iterator[Holding]:
             text=True,
             cwd=tmp_path,
             start_new_session=True,
-            **options,  # type: ignore[call-overload]  # passed through to Popen
+            **options,
         )
         started.append(subject)
         assert subject.stdout is not None

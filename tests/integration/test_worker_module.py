@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.dynamo_world import (
@@ -68,7 +69,7 @@ def start(
         worker.wait()
 
 
-def _registered(control: Path) -> dict[str, object]:
+def _registered(control: Path) -> dict[str, Any]:
     wait_for(lambda: state_of(control).get("state") in ("REGISTERED", "FAILED"), "REGISTERED")
     state = state_of(control)
     assert state["state"] == "REGISTERED", state
@@ -133,7 +134,7 @@ def test_an_outside_socket_is_named_and_the_worker_goes_on_without_a_capture(sta
 
 def test_a_lost_lease_ends_it_in_order(start: Worker, control: Path, etcd_url: str) -> None:
     worker = start()
-    revoke(etcd_url, int(str(_registered(control)["evidence"]["instance_id"])))  # type: ignore[index]
+    revoke(etcd_url, int(str(_registered(control)["evidence"]["instance_id"])))
     assert worker.wait(20) == 1
     assert state_of(control)["reason"] == "lease_lost"
 

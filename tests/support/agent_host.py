@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -25,10 +26,10 @@ POOL = "toy"
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 
 
-def toy_spec(*, memory_mib: int = 4, flaw: str = "", **fields: object) -> WorkerSpec:
+def toy_spec(*, memory_mib: int = 4, flaw: str = "", **fields: Any) -> WorkerSpec:
     """A pool of toy workers; ``flaw``: see the toy."""
     environment = {"TOY_MEMORY_MIB": str(memory_mib), "TOY_FLAW": flaw}
-    return WorkerSpec(command=(PYTHON, str(TOY)), environment=environment, **fields)  # type: ignore[arg-type]
+    return WorkerSpec(command=(PYTHON, str(TOY)), environment=environment, **fields)
 
 
 def criu_that(folder: Path, criu: Path, action: str, does: str) -> str:
@@ -92,14 +93,14 @@ class AgentHost:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    async def order(self, kind: OrderKind, replica_id: str, *, within_s: float = 60, **fields: object) -> str:
+    async def order(self, kind: OrderKind, replica_id: str, *, within_s: float = 60, **fields: Any) -> str:
         """Adds an order to the wanted list; returns its id."""
         order_id = f"{kind.value}-{replica_id}-{next(self._sequence)}"
         now = time.time()
         self._orders[order_id] = Order(
             id=order_id, kind=kind, replica_id=replica_id, pool=POOL, fence=self.fence, issued_at=now,
             deadline=now + within_s, **fields,
-        )  # type: ignore[arg-type] # fmt: skip
+        )  # fmt: skip
         await self.publish()
         return order_id
 

@@ -23,11 +23,12 @@ import threading
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 CONTROL = Path(os.environ["DYNAMO_SNAPSHOT_STATE_DIR"])
 FLAW = os.environ.get("TOY_FLAW", "")
 history: list[tuple[str, float]] = []
-context: dict[str, object] = {}
+context: dict[str, Any] = {}
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -105,7 +106,7 @@ def main() -> None:
         wait_for("restore-complete")
         say("RESTORED")
         context.update(json.loads((CONTROL / "restore-context.json").read_text()))
-        for name, value in dict(context["env"]).items():  # type: ignore[call-overload]
+        for name, value in context["env"].items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value

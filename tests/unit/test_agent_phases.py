@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,18 @@ LIMITS = Limits(phases=PhaseDeadlines(), boot_timeout_s=600, order_s=10_000)
 class Recorded:
     """Steps and undos of one pipeline that only write down their names; one phase may do something else."""
 
-    def __init__(self, pipeline: str, phase: str = "", instead: Callable[[], object] | None = None) -> None:
+    def __init__(self, pipeline: str, phase: str = "", instead: Callable[[], Awaitable[None]] | None = None) -> None:
         self.calls: list[str] = []
         for spec in PIPELINES[pipeline]:
             setattr(self, spec.name, self._step(spec.name, instead if spec.name == phase else None))
             if spec.undo:
                 setattr(self, spec.undo, self._step(spec.undo, None))
 
-    def _step(self, name: str, instead: Callable[[], object] | None) -> Callable[[], object]:
+    def _step(self, name: str, instead: Callable[[], Awaitable[None]] | None) -> Callable[[], object]:
         async def step() -> None:
             self.calls.append(name)
             if instead is not None:
-                await instead()  # type: ignore[misc]
+                await instead()
 
         return step
 
@@ -150,7 +150,7 @@ def test_an_undo_that_fails_hides_neither_the_cause_nor_the_other_undos() -> Non
     async def broken() -> None:
         raise OSError("busy")
 
-    steps.remove_house = broken  # type: ignore[attr-defined]
+    steps.remove_house = broken  # type: ignore[attr-defined]  # one of the names that Recorded sets
     result = carry_out(phases.RESTORE, steps)
     assert result.error is not None
     assert result.error.reason is Reason.CRIU_RESTORE_FAILED

@@ -6,8 +6,8 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,10 +67,10 @@ class World:
     def _count(self) -> None:
         self.changes += 1
 
-    def upkeep(self, keys: dict[str, str] | None = None, **policy: object) -> Upkeep:
+    def upkeep(self, keys: dict[str, str] | None = None, **policy: Any) -> Upkeep:
         """``keys``: the current one of each pool; of its only pool another than any snapshot has, unless given."""
         known = {"pool": "another"} if keys is None else keys
-        return Upkeep(self.node, {"pool": SnapshotPolicy(**policy)}, lambda: known)  # type: ignore[arg-type]
+        return Upkeep(self.node, {"pool": SnapshotPolicy(**policy)}, lambda: known)
 
     def publish(self, kernel: str = "k") -> str:
         with self.store.stage("pool") as staging:
@@ -164,13 +164,13 @@ def instance(port: int) -> Instance:
 
 async def test_discovery_says_whether_a_worker_is_registered_or_that_nobody_knows() -> None:
     discovery = InMemoryDiscovery()
-    is_registered: Callable[..., object] = asking(discovery)
+    is_registered = asking(discovery)
     discovery.register(instance(20001))
-    assert await is_registered(20001) is True  # type: ignore[misc]
-    assert await is_registered(20002) is False  # type: ignore[misc]
+    assert await is_registered(20001) is True
+    assert await is_registered(20002) is False
     discovery.set_reachable(False)
     with pytest.raises(SnapshotError) as unknown:
-        await is_registered(20002)  # type: ignore[misc]
+        await is_registered(20002)
     assert unknown.value.reason is Reason.SERVER_UNREACHABLE
 
 

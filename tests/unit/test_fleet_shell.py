@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from fleet_world import rules
@@ -110,7 +111,7 @@ async def until(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def replica(phase: ReplicaPhase, port: int = 20001, **changes: object) -> ReplicaReport:
+def replica(phase: ReplicaPhase, port: int = 20001, **changes: Any) -> ReplicaReport:
     return ReplicaReport(
         replica_id="decode-0-1",
         pool="decode",
@@ -119,7 +120,7 @@ def replica(phase: ReplicaPhase, port: int = 20001, **changes: object) -> Replic
         phase=phase,
         since=0.0,
         rpc_port=port,
-        **changes,  # type: ignore[arg-type]  # fields by name
+        **changes,
     )
 
 

@@ -61,10 +61,24 @@ def test_the_metrics_schema_is_dynamos() -> None:
     metrics = fpm.ForwardPassMetrics(
         worker_id="7",
         counter_id=3,
-        scheduled_requests=fpm.ScheduledRequestMetrics(num_prefill_requests=1, num_decode_requests=2),
-        queued_requests=fpm.QueuedRequestMetrics(num_prefill_requests=4, num_decode_requests=8),
+        wall_time=0.25,
+        scheduled_requests=fpm.ScheduledRequestMetrics(
+            num_prefill_requests=1,
+            sum_prefill_tokens=100,
+            sum_prefill_kv_tokens=30,
+            num_decode_requests=2,
+            sum_decode_kv_tokens=500,
+        ),
+        queued_requests=fpm.QueuedRequestMetrics(num_prefill_requests=4, sum_prefill_tokens=900, num_decode_requests=8),
     )
-    assert engine_sample("7/1", fpm.encode(metrics)) == EngineSample("7", 1, 3, 3.0, 12.0)
+    expected = EngineSample("7", 1, 3, 3.0, 12.0, 0.25, 100.0, 30.0, 2.0, 500.0, 900.0)
+    assert engine_sample("7/1", fpm.encode(metrics)) == expected
+
+
+def test_what_a_message_lacks_is_unknown_and_not_zero() -> None:
+    sample = engine_sample("7/0", msgspec.msgpack.encode({"counter_id": 1, "wall_time": "long"}))
+    assert (sample.running, sample.queued) == (0.0, 0.0)
+    assert (sample.pass_s, sample.prefill_tokens, sample.queued_tokens, sample.decode_requests) == (None,) * 4
 
 
 @pytest.mark.parametrize(

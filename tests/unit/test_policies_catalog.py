@@ -64,6 +64,7 @@ def test_values_are_read_by_the_kind_of_their_knob() -> None:
         ("hpa(tolerance=0.1c)", "it is no load of a replica"),
         ("static(0)", "replicas must be at least 1"),
         ("static(4,replicas=5)", "4 has no knob to go to"),
+        ("keda(min_replicas=17)", "min_replicas must be from 1 to the setting's 16"),
         ("snapshot(luck=1)", "has no knob luck"),
     ],
 )
@@ -91,6 +92,15 @@ def test_a_name_built_again_is_the_same_policy(name: str) -> None:
         policy = build(spec, SETTING)
         assert build(policy.name, SETTING).name == policy.name
         assert policy.interval_s > 0
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - FORESEEING - {"static", "snapshot"}))
+def test_every_autoscaler_keeps_its_lowest_size(name: str) -> None:
+    policy = build(f"{name}(min_replicas=3)", SETTING)
+    assert policy.name == f"{name}(min_replicas=3)"
+    requests = [TraceRequest(0.0, 100, 10), TraceRequest(900.0, 100, 10)]
+    outcome = simulate(requests, policy, SETTING, startup_model("cold(0)"))
+    assert outcome.replicas[-1].target == 3
 
 
 def test_relative_loads_follow_engine_and_traffic() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,9 @@ def publish(store: SnapshotStore, *weights: WeightSegment) -> str:
         return staging.publish(msgspec.structs.replace(CAPTURE, weights=weights)).id
 
 
-def refusal(check: object, *arguments: object) -> SnapshotError:
+def refusal(check: Callable[..., object], *arguments: object) -> SnapshotError:
     with pytest.raises(SnapshotError) as refused:
-        check(*arguments)  # type: ignore[operator]
+        check(*arguments)
     return refused.value
 
 
