@@ -321,6 +321,8 @@ class ReplicaStatus(Value, frozen=True):
     instance_id: int | None = None
     load: WorkerLoad | None = None
     reason: str | None = None
+    ordered_at: float | None = None
+    """When the fleet first wanted it; None: adopted from a report."""
 
 
 class StartTimes(Value, frozen=True):
@@ -367,6 +369,8 @@ class FleetStatus(Value, frozen=True):
     pools: tuple[PoolStatus, ...] = ()
     replicas: tuple[ReplicaStatus, ...] = ()
     start_times: tuple[StartTimes, ...] = ()
+    snapshot_bytes: dict[str, int] = {}
+    """Snapshot id to its size, for the snapshots that nodes report."""
     quarantined: dict[str, str] = {}
     """Snapshot id to the reason of its quarantine."""
     decisions: tuple[DecisionRecord, ...] = ()

@@ -16,6 +16,8 @@ from planner.observation import Role
 PLUGIN_ID = "snapshot-scaling"
 PRIORITY = 1
 NEEDS = ("observations.fpm", "observations.workers")
+BUILT_IN_TICK_S = 5
+"""Dynamo's default for its load scaling."""
 NEVER_S = 10 * 365 * 24 * 3600
 """The interval of Dynamo's own load scaling."""
 
@@ -39,6 +41,9 @@ def planner_config(
     scale_down_after_s: float = 20.0,
     cooldown_s: float = 5.0,
     headroom_replicas: int = 0,
+    ttft_objective_s: float | None = None,
+    itl_objective_s: float | None = None,
+    miss_cost_s: float = 10.0,
     advisory: bool = False,
     fleet_status_path: str | None = None,
     fleet_status_nats: str | None = None,
@@ -55,6 +60,10 @@ def planner_config(
         roles: bounds by role: ``decode`` (also aggregated workers), ``prefill``, or both.
         backend: ``vllm``, ``sglang``, ``trtllm`` or ``mocker``.
         tick_s: seconds between two decisions; may be below one.
+        headroom_replicas: kept beyond what is needed; the policy's ``spare_replicas``.
+        ttft_objective_s: seconds to the first token within which a request is in time; None: sizes follow
+            ``target_requests_per_replica`` instead of predicted misses.
+        miss_cost_s: GPU-seconds that one request outside its objective is worth.
         advisory: decide and log, but change nothing.
         control_api_port: Dynamo's API for changing bounds at run time, on localhost; 0: off.
         metrics_port: Dynamo's Prometheus metrics of the planner; 0: off.
@@ -74,7 +83,10 @@ def planner_config(
                 "target_requests_per_replica": target_requests_per_replica,
                 "scale_down_after_s": scale_down_after_s,
                 "cooldown_s": cooldown_s,
-                "headroom_replicas": headroom_replicas,
+                "spare_replicas": headroom_replicas,
+                "ttft_objective_s": ttft_objective_s,
+                "itl_objective_s": itl_objective_s,
+                "miss_cost_s": miss_cost_s,
                 "stale_after_s": max(5.0, 3 * tick_s),
             }
             for role, bounds in known.items()
@@ -145,6 +157,22 @@ def external_planner_config(config: Mapping[str, Any], gateway: str, token: str)
             "auth": {"trusted_sources": ["static_secret"], "static_secrets": {token: PLUGIN_ID}},
             "transport": {"allow_insecure_grpc": True},
         },
+    }
+
+
+def built_in_planner_config(config: Mapping[str, Any], optimization_target: str) -> dict[str, Any]:
+    """Returns ``config`` (from :func:`planner_config`) without the plugin: Dynamo's own load scaling alone.
+
+    Args:
+        optimization_target: Dynamo's ``throughput`` or ``latency``: by how full queues and KV caches are.
+    """
+    options = plugin_options(config)["roles"].values()
+    rest = {key: value for key, value in config.items() if key not in ("plugin_registration", "scheduling")}
+    return {
+        **rest,
+        "optimization_target": optimization_target,
+        "load_adjustment_interval_seconds": BUILT_IN_TICK_S,
+        "max_gpu_budget": sum(int(knobs["max_replicas"]) for knobs in options),
     }
 
 

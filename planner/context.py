@@ -8,6 +8,7 @@ that does not decode, is an unknown sample and not an absent worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,11 @@ def observation(context: Any, role: Role, pool: PoolView | None = None) -> Obser
     )
 
 
+def ids(context: Any) -> dict[str, str]:
+    """The tick's and the decision's id in Dynamo's own audit; what is missing is left out."""
+    return {name: str(value) for name in ("request_id", "decision_id") if (value := getattr(context, name, None))}
+
+
 def engine_sample(key: str, message: bytes) -> EngineSample:
     """Decodes one entry of Dynamo's FpmData: ``key`` is ``"<worker id>/<dp rank>"``."""
     worker_id, _, rank = key.partition("/")
@@ -44,12 +50,19 @@ def engine_sample(key: str, message: bytes) -> EngineSample:
     if not isinstance(content, dict) or content.get("version", FPM_VERSION) != FPM_VERSION:
         return EngineSample(worker_id, dp_rank, sequence=0, running=None, queued=None)
     sequence = content.get("counter_id", 0)
+    scheduled, waiting = content.get("scheduled_requests", {}), content.get("queued_requests", {})
     return EngineSample(
         worker_id,
         dp_rank,
         sequence=sequence if isinstance(sequence, int) else 0,
-        running=_requests(content.get("scheduled_requests", {})),
-        queued=_requests(content.get("queued_requests", {})),
+        running=_requests(scheduled),
+        queued=_requests(waiting),
+        pass_s=_amount(content, "wall_time"),
+        prefill_tokens=_amount(scheduled, "sum_prefill_tokens"),
+        prefill_kv_tokens=_amount(scheduled, "sum_prefill_kv_tokens"),
+        decode_requests=_amount(scheduled, "num_decode_requests"),
+        decode_kv_tokens=_amount(scheduled, "sum_decode_kv_tokens"),
+        queued_tokens=_amount(waiting, "sum_prefill_tokens"),
     )
 
 
@@ -61,6 +74,14 @@ def _requests(group: object) -> float | None:
     if not all(isinstance(count, int | float) for count in counts):
         return None
     return float(sum(counts))
+
+
+def _amount(group: object, name: str) -> float | None:
+    """A count or duration; None where it is missing or is none: what was not told is unknown, not zero."""
+    value = group.get(name) if isinstance(group, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return None
+    return float(value)
 
 
 def _optional(message: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.context import observation
+from planner.context import ids, observation
 from planner.fleet_status import FleetStatusFile, FleetStatusSource, FleetStatusSubject, NoFleetStatus, pool_view
 from planner.observation import Role
 from planner.policy import Action, LoadPolicy, Memory, Proposal
@@ -65,7 +65,8 @@ class ScalingEngine:
         for role, policy in self._policies.items():
             seen = observation(context, role, pool_view(status, role, wall, self._fleet_status_max_age_s))
             proposal, self._memories[role] = policy.decide(seen, self._memories[role], now)
-            self._decisions.write(record(wall, seen, proposal))
+            if self._decisions.enabled:
+                self._decisions.write(record(wall, seen, proposal, now=now, ids=ids(context)))
             level = logging.DEBUG if proposal.action in (Action.HOLD, Action.NOTHING) else logging.INFO
             log.log(level, "%s: %s", role.value, proposal.reason)
             proposals.append(proposal)

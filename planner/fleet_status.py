@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, decode
-from planner.observation import PoolView, Role
+from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, Way, decode
+from planner.observation import PoolView, Role, Starting
+from planner.startup import restore_times
 
 log = logging.getLogger(__name__)
 
+_PENDING = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING, ReplicaState.RESTORING, ReplicaState.RESUMING})
 _NOT_SERVING = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPED, ReplicaState.FAILED})
 
 
@@ -145,7 +147,31 @@ def pool_view(status: FleetStatus | None, role: Role, now: float, max_age_s: flo
             if replica.pool == pool.pool and replica.instance_id is not None and replica.state in _NOT_SERVING
         ),
         discovery_known=status.discovery_known,
+        starting=tuple(
+            Starting(way=replica.way.value, age_s=_age(replica, now))
+            for replica in status.replicas
+            if replica.pool == pool.pool and replica.state in _PENDING
+        ),
+        start_times=_start_times(status, pool),
     )
+
+
+def _age(replica: ReplicaStatus, now: float) -> float:
+    return max(0.0, now - (replica.since if replica.ordered_at is None else replica.ordered_at))
+
+
+def _start_times(status: FleetStatus, pool: PoolStatus) -> dict[str, tuple[float, ...]]:
+    """Seconds by way; those of a restore are the present snapshot's, or other snapshots' brought to its size."""
+    times = {}
+    own = [series for series in status.start_times if series.pool == pool.pool]
+    cold = tuple(second for series in own if series.way is Way.COLD_START for second in series.seconds)
+    restores = [(series.snapshot_id, series.seconds) for series in own if series.way is Way.RESTORE]
+    if cold:
+        times[Way.COLD_START.value] = cold
+    restore = restore_times(restores, pool.snapshot_id, status.snapshot_bytes)
+    if restore:
+        times[Way.RESTORE.value] = restore
+    return times
 
 
 def _decoded(data: bytes, source: str) -> FleetStatus | None:

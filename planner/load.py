@@ -8,8 +8,9 @@ the sum, which is then a lower bound, and named in ``unknown``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.observation import EngineSample, Observation
 
@@ -21,11 +22,10 @@ Rank = tuple[str, int]
 """(worker id, data-parallel rank)"""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """When a rank's metrics last changed, by the policy's clock."""
+class Seen(NamedTuple):
+    """A rank's newest metrics and when they last changed, by the policy's clock."""
 
-    fingerprint: tuple[int, float | None, float | None]
+    sample: EngineSample
     at: float
 
 
@@ -50,22 +50,23 @@ class Load:
         return not self.unknown
 
 
-def remember(samples: Iterable[EngineSample], seen: Mapping[Rank, Seen], now: float) -> dict[Rank, Seen]:
-    """Returns when each rank's metrics last changed; ranks that are gone are forgotten."""
-    result: dict[Rank, Seen] = {}
-    for sample in samples:
-        rank = (sample.worker_id, sample.dp_rank)
-        fingerprint = (sample.sequence, _plain(sample.running), _plain(sample.queued))
-        known = seen.get(rank)
-        result[rank] = known if known is not None and known.fingerprint == fingerprint else Seen(fingerprint, now)
-    return result
+class Step(NamedTuple):
+    """What one rank did between two ticks, as its newest metrics at each of them tell it."""
+
+    before: EngineSample | None
+    """None: its first metrics, or the first after a silence."""
+    after: EngineSample
+    unchanged_s: float
+    """Seconds since its metrics last changed."""
 
 
-def measure(observation: Observation, seen: Mapping[Rank, Seen], now: float, stale_after_s: float) -> Load:
-    """Sums the fresh metrics of workers that serve.
+def follow(
+    observation: Observation, seen: Mapping[Rank, Seen], now: float, stale_after_s: float
+) -> tuple[Load, dict[Rank, Seen], list[Step]]:
+    """Sums the fresh metrics of workers that serve; also what to remember, and what each fresh rank did.
 
     Args:
-        seen: the result of :func:`remember` for this observation.
+        seen: what this returned to remember at the tick before; ranks that are gone are forgotten.
         stale_after_s: metrics that have not changed for longer are unknown; see also :data:`LEFTOVER_AFTER_S`.
     """
     pool = observation.pool
@@ -73,25 +74,49 @@ def measure(observation: Observation, seen: Mapping[Rank, Seen], now: float, sta
     running = queued = 0.0
     fresh: dict[str, bool] = {}
     silent: list[tuple[str, float, str]] = []
-    for sample in sorted(observation.samples, key=lambda sample: (sample.worker_id, sample.dp_rank)):
-        if sample.worker_id in ignored:
+    remembered: dict[Rank, Seen] = {}
+    steps: list[Step] = []
+    for sample in observation.samples:
+        worker_id = sample.worker_id
+        rank = (worker_id, sample.dp_rank)
+        known = seen.get(rank)
+        if known is None or _changed(known.sample, sample):
+            remembered[rank] = Seen(sample, now)
+            age = 0.0
+        else:
+            remembered[rank] = known
+            age = now - known.at
+        if worker_id in ignored:
             continue
-        age = now - seen[sample.worker_id, sample.dp_rank].at
-        readable = _is_count(sample.running) and _is_count(sample.queued)
-        if readable and age <= stale_after_s:
-            running += sample.running or 0.0
-            queued += sample.queued or 0.0
-            fresh.setdefault(sample.worker_id, True)
+        is_running, is_queued = sample.running, sample.queued
+        if (
+            is_running is not None
+            and is_queued is not None
+            and 0 <= is_running < math.inf
+            and 0 <= is_queued < math.inf
+            and age <= stale_after_s
+        ):
+            running += is_running
+            queued += is_queued
+            fresh.setdefault(worker_id, True)
+            before = None if known is None or now - known.at > stale_after_s else known.sample
+            steps.append(Step(before, sample, age))
             continue
-        fresh[sample.worker_id] = False
-        what = f"unchanged for {age:.1f} s" if readable else "unreadable"
-        silent.append((sample.worker_id, age, what))
-    reporting = sum(fresh.values())
-    ready = observation.ready
-    all_tell = ready is not None and reporting >= ready
+        fresh[worker_id] = False
+        readable = _is_count(is_running) and _is_count(is_queued)
+        silent.append((worker_id, age, f"unchanged for {age:.1f} s" if readable else "unreadable"))
+    unknown = _unknown(observation, fresh, silent)
+    return Load(running, queued, sum(fresh.values()), observation.ready, unknown), remembered, steps
+
+
+def _unknown(
+    observation: Observation, fresh: Mapping[str, bool], silent: list[tuple[str, float, str]]
+) -> tuple[str, ...]:
+    ready, pool = observation.ready, observation.pool
+    all_tell = ready is not None and sum(fresh.values()) >= ready
     unknown = [
         f"metrics of worker {worker_id} {what}"
-        for worker_id, age, what in silent
+        for worker_id, age, what in sorted(silent)
         if not (all_tell and age > LEFTOVER_AFTER_S)
     ]
     if pool is not None and not pool.discovery_known:
@@ -102,7 +127,16 @@ def measure(observation: Observation, seen: Mapping[Rank, Seen], now: float, sta
         unknown.append("no worker is ready, so no work can be seen")
     elif len(fresh) < ready:
         unknown.append(f"no metrics from {ready - len(fresh)} of {ready} ready workers")
-    return Load(running, queued, reporting, ready, tuple(unknown))
+    return tuple(unknown)
+
+
+def _changed(before: EngineSample, after: EngineSample) -> bool:
+    """NaN differs from itself and must not make unchanged metrics look fresh."""
+    return (
+        before.sequence != after.sequence
+        or _plain(before.running) != _plain(after.running)
+        or _plain(before.queued) != _plain(after.queued)
+    )
 
 
 def _is_count(value: float | None) -> bool:
@@ -110,5 +144,4 @@ def _is_count(value: float | None) -> bool:
 
 
 def _plain(value: float | None) -> float | None:
-    """NaN differs from itself and would make unchanged metrics look fresh."""
     return None if value is None or math.isnan(value) else value

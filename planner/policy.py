@@ -1,12 +1,19 @@
 """How many replicas of one role: pure, ``decide(observation, memory, now) -> (proposal, memory)``.
 
-The rules, in the order in which they apply:
+It minimises GPU-seconds plus ``miss_cost_s`` for each request that misses its objective. What is decided now
+is there one start-up time from now, so that is where it looks: of the moments on record that were like this
+one, it takes what came after them as what may come now, works out how many replicas each such future needs to
+keep its requests within ``ttft_objective_s``, and takes the size of least cost. Work that waits, and capacity
+on its way with its expected arrival, are part of it.
 
-1. Need is ``ceil((running + queued) / target_requests_per_replica) + headroom``, within the bounds.
+Rules around that, in the order in which they apply:
+
+1. Where nothing is known to predict with (no objective, or no rate yet), need is
+   ``ceil((running + queued) / target_requests_per_replica)``. ``spare_replicas`` come on top of either.
 2. A higher need raises the target at once; what is known is enough for that.
-3. A lower need lowers it to the most that was needed in the last ``scale_down_after_s``, when the
-   cool-down since the last change is over. Needs for the way down are computed with ``hysteresis``,
-   so a load beside a boundary stays on its upper side.
+3. A lower need lowers it to the most that was needed in the last ``scale_down_after_s`` or start-up time, if
+   that is longer, when the cool-down since the last change is over. A step down that is taken back within
+   such a time makes the next one wait twice as long.
 4. Unknown is not zero: an observation with anything missing, stale or unreadable counts as a need of
    the present target, so it holds the target for a whole window. So do the first observation after a
    start, which is seeded with what is there, and a gap between two observations.
@@ -23,12 +30,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from planner.load import Load, Rank, Seen, measure, remember
+from planner.forecast import Forecast, Knowledge, Objectives, look_ahead, observe
+from planner.load import Load, Rank, Seen, follow
 from planner.observation import Observation, PoolView, Role
 from planner.window import NeedWindow
 
 _ROUNDING = 1e-9
 """8 requests at 4.0 each are 2 replicas, whatever binary fractions say."""
+MOST_PATIENCE = 8.0
+"""How many times a window may be lengthened because steps down were taken back."""
 
 
 class Action(StrEnum):
@@ -54,6 +64,8 @@ class Proposal:
     desired: int | None = None
     """What would be proposed if nothing were unachievable."""
     load: Load = field(default_factory=Load)
+    forecast: Forecast | None = None
+    """What was predicted; None: need came from the number of requests."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,25 @@ class Memory:
     limit: int | None = None
     limit_reason: str = ""
     limited_at: float = -math.inf
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    lowered_from: int = 0
+    lowered_at: float = -math.inf
+    patience: float = 1.0
+    hold_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """What this tick asks for."""
+
+    rise: int
+    """Worth ordering."""
+    keep: int
+    """Worth keeping, if it is there or on its way."""
+    floor: int
+    """For the work that is there."""
+    why: str
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +106,11 @@ class LoadPolicy:
     """The knobs. Times are seconds, loads are requests."""
 
     role: Role = Role.DECODE
+    ttft_objective_s: float | None = None
+    itl_objective_s: float | None = None
+    miss_cost_s: float = 10.0
     target_requests_per_replica: float = 4.0
-    headroom_replicas: int = 0
+    spare_replicas: int = 0
     min_replicas: int = 1
     max_replicas: int = 8
     scale_down_after_s: float = 20.0
@@ -89,7 +123,7 @@ class LoadPolicy:
     def __post_init__(self) -> None:
         checks = {
             "target_requests_per_replica must be a positive number": 0 < self.target_requests_per_replica < math.inf,
-            "headroom_replicas must be 0 or more": self.headroom_replicas >= 0,
+            "spare_replicas must be 0 or more": self.spare_replicas >= 0,
             "min_replicas must be 0 or more": self.min_replicas >= 0,
             "max_replicas must be at least 1 and at least min_replicas": self.max_replicas >= max(1, self.min_replicas),
             "scale_down_after_s must be a positive number": 0 < self.scale_down_after_s < math.inf,
@@ -108,9 +142,11 @@ class LoadPolicy:
         Args:
             now: seconds of a clock that never goes back.
         """
-        seen = remember(observation.samples, memory.seen, now)
-        load = measure(observation, seen, now, self.stale_after_s)
-        memory = self._noting_limit(replace(memory, seen=MappingProxyType(seen)), observation.pool, now)
+        load, seen, steps = follow(observation, memory.seen, now, self.stale_after_s)
+        elapsed_s = None if memory.last_at is None else now - memory.last_at
+        knowledge = observe(memory.knowledge, observation.pool, steps, load, elapsed_s, self.stale_after_s)
+        memory = replace(memory, seen=MappingProxyType(seen), knowledge=knowledge)
+        memory = self._noting_limit(memory, observation.pool, now)
         if memory.target is None:
             return self._start(observation, load, memory, now)
         memory = self._noting_gap(memory, now)
@@ -120,7 +156,8 @@ class LoadPolicy:
         if observation.ready is None:
             return Proposal(self.role, Action.NOTHING, "no opinion: " + "; ".join(load.unknown), load=load), memory
         there = max(observation.ready, observation.pool.target if observation.pool else 0)
-        target = self._bounded(max(there, self._need(load)))
+        need = self._need(observation, load, memory)
+        target = self._bounded(max(there, need.rise))
         memory = replace(
             memory,
             target=target,
@@ -128,50 +165,85 @@ class LoadPolicy:
             last_at=now,
             window=NeedWindow().add(now, target, self.scale_down_after_s),
         )
-        reason = (
-            f"start at {target}: {observation.ready} ready, {self._work(load)}; "
-            f"no lower for {self.scale_down_after_s:g} s"
-        )
-        return self._proposal(Action.START, target, reason, observation, load, memory), memory
+        reason = f"start at {target}: {observation.ready} ready, {need.why}; no lower for {self.scale_down_after_s:g} s"
+        return self._proposal(Action.START, target, reason, observation, load, memory, need), memory
 
     def _continue(self, observation: Observation, load: Load, memory: Memory, now: float) -> tuple[Proposal, Memory]:
         target = memory.target
         assert target is not None
-        need = self._need(load)
-        keep = self._need(load, 1 - self.hysteresis) if load.complete else max(need, target)
-        window = memory.window.add(now, max(keep, need), self.scale_down_after_s)
+        need = self._need(observation, load, memory)
+        keep = max(need.rise, need.keep if load.complete else target)
+        if need.forecast is not None:
+            memory = replace(memory, hold_s=need.forecast.hold_s)
+        length_s = self._window_s(memory)
+        window = memory.window.add(now, keep, length_s)
         lowest = window.highest
         action = Action.HOLD
-        if need > target:
-            action, new = Action.RAISE, need
-            reason = f"raise {target} -> {new}: {self._work(load)}"
+        if need.rise > target:
+            action, new = Action.RAISE, need.rise
+            reason = f"raise {target} -> {new}: {need.why}"
         elif lowest >= target:
             new = target
-            reason = f"hold {target}: {self._work(load)}"
+            reason = f"hold {target}: {need.why}"
             if keep < target:
-                left = window.highest_at + self.scale_down_after_s - now
+                left = window.highest_at + length_s - now
                 reason += f"; {keep} would do, but {lowest} were needed or unknown: {left:.1f} s of the window left"
         elif now - memory.changed_at < self.cooldown_s:
             new = target
             left = memory.changed_at + self.cooldown_s - now
-            reason = f"hold {target}: {self._work(load)}; {lowest} would do, cool-down has {left:.1f} s left"
+            reason = f"hold {target}: {need.why}; {lowest} would do, cool-down has {left:.1f} s left"
         else:
             action, new = Action.LOWER, lowest
-            reason = (
-                f"lower {target} -> {new}: {self._work(load)}; "
-                f"at most {new} needed in the last {self.scale_down_after_s:g} s"
-            )
+            reason = f"lower {target} -> {new}: {need.why}; at most {new} needed in the last {length_s:g} s"
         memory = replace(
-            memory,
+            self._noting_regret(memory, target, new, now),
             target=new,
             changed_at=memory.changed_at if new == target else now,
             last_at=now,
             window=window,
         )
-        return self._proposal(action, new, reason, observation, load, memory), memory
+        return self._proposal(action, new, reason, observation, load, memory, need), memory
+
+    def _need(self, observation: Observation, load: Load, memory: Memory) -> Need:
+        by_count = self._by_count(load)
+        forecast = None
+        if self.ttft_objective_s is not None:
+            objectives = Objectives(self.ttft_objective_s, self.itl_objective_s, self.miss_cost_s)
+            there = memory.target if memory.target is not None else observation.ready or 0
+            forecast = look_ahead(
+                memory.knowledge, observation, objectives, there, self.min_replicas, self.max_replicas
+            )
+        if forecast is None:
+            return by_count
+        return Need(
+            self._bounded(forecast.rise + self.spare_replicas),
+            self._bounded(forecast.keep + self.spare_replicas),
+            self._bounded(forecast.floor),
+            f"{forecast.text()}{self._missing(load)}",
+            forecast,
+        )
+
+    def _by_count(self, load: Load) -> Need:
+        need = self._replicas_for(load.requests, 1.0)
+        ready = "an unknown number of" if load.ready is None else str(load.ready)
+        why = (
+            f"{load.running:g} running + {load.queued:g} queued on {load.fresh} of {ready} ready workers, "
+            f"{self.target_requests_per_replica:g} a replica"
+        )
+        if self.spare_replicas:
+            why += f" + {self.spare_replicas} spare"
+        keep = self._replicas_for(load.requests, 1 - self.hysteresis)
+        return Need(need, keep, need, why + self._missing(load))
 
     def _proposal(
-        self, action: Action, target: int, reason: str, observation: Observation, load: Load, memory: Memory
+        self,
+        action: Action,
+        target: int,
+        reason: str,
+        observation: Observation,
+        load: Load,
+        memory: Memory,
+        need: Need,
     ) -> Proposal:
         replicas = target
         # What serves already is achieved: a limit never takes it away.
@@ -181,8 +253,22 @@ class LoadPolicy:
         if limit is not None and limit < target:
             replicas = limit
             reason += f"; asking for {limit}, the fleet cannot reach more ({memory.limit_reason})"
-        floor = min(self._need(load), replicas)
-        return Proposal(self.role, action, reason, replicas, floor, target, load)
+        floor = min(need.floor, replicas)
+        return Proposal(self.role, action, reason, replicas, floor, target, load, need.forecast)
+
+    def _window_s(self, memory: Memory) -> float:
+        return max(self.scale_down_after_s, memory.hold_s) * memory.patience
+
+    def _noting_regret(self, memory: Memory, target: int, new: int, now: float) -> Memory:
+        """A small step down that is taken back was one too soon; one that stands makes the next one easier."""
+        if new < target:
+            stood = now - memory.lowered_at > 2 * self._window_s(memory)
+            patience = max(1.0, memory.patience / 2) if stood else memory.patience
+            return replace(memory, lowered_from=target, lowered_at=now, patience=patience)
+        small = abs(new - memory.lowered_from) <= max(1, memory.lowered_from // 5)
+        if new > target and small and now - memory.lowered_at <= self._window_s(memory):
+            return replace(memory, patience=min(MOST_PATIENCE, 2 * memory.patience), lowered_at=-math.inf)
+        return memory
 
     def _noting_limit(self, memory: Memory, pool: PoolView | None, now: float) -> Memory:
         """A limit outlives a status that goes missing, or whose obstacle vanishes once less is asked for."""
@@ -199,24 +285,15 @@ class LoadPolicy:
         assert memory.last_at is not None
         if now - memory.last_at <= self.stale_after_s:
             return memory
-        return replace(memory, window=memory.window.add(now, memory.target, self.scale_down_after_s))
+        return replace(memory, window=memory.window.add(now, memory.target, self._window_s(memory)))
 
-    def _need(self, load: Load, share: float = 1.0) -> int:
-        replicas = load.requests / (self.target_requests_per_replica * share) - _ROUNDING
+    def _replicas_for(self, requests: float, share: float) -> int:
+        replicas = requests / (self.target_requests_per_replica * share) - _ROUNDING
         # Bounded before it is rounded: finite counts may add up to infinity.
-        return self._bounded(math.ceil(min(replicas, self.max_replicas)) + self.headroom_replicas)
+        return self._bounded(math.ceil(min(replicas, self.max_replicas)) + self.spare_replicas)
 
     def _bounded(self, replicas: int) -> int:
         return max(self.min_replicas, min(self.max_replicas, replicas))
 
-    def _work(self, load: Load) -> str:
-        ready = "an unknown number of" if load.ready is None else str(load.ready)
-        parts = (
-            f"{load.running:g} running + {load.queued:g} queued on {load.fresh} of {ready} ready workers, "
-            f"{self.target_requests_per_replica:g} a replica"
-        )
-        if self.headroom_replicas:
-            parts += f" + {self.headroom_replicas} headroom"
-        if load.unknown:
-            parts += f" (unknown: {'; '.join(load.unknown)})"
-        return parts
+    def _missing(self, load: Load) -> str:
+        return f" (unknown: {'; '.join(load.unknown)})" if load.unknown else ""

@@ -1,26 +1,56 @@
-"""Decision records: one line of JSON a tick and role, with the inputs and the reason."""
+"""Decision records: one line of JSON a tick and role, with what was seen, what was predicted and the reason.
+
+The whole observation is in it, so a log can be decided anew: :func:`read_observation` and the record's ``now``
+are what ``decide`` was given. NaN and infinity, which JSON does not know, come back as None; the policy takes
+all three for unreadable.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from planner.observation import Observation
+import msgspec
+
+from planner.forecast import Forecast
+from planner.observation import EngineSample, Observation, PoolView, Starting
 from planner.policy import Proposal
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20
 """At this size the file is moved to ``<name>.1``, replacing an older one."""
+_NUMBERS = (
+    "running",
+    "queued",
+    "pass_s",
+    "prefill_tokens",
+    "prefill_kv_tokens",
+    "decode_requests",
+    "decode_kv_tokens",
+    "queued_tokens",
+)
+"""Fields of a sample after its identity and sequence number, in the order in which a record holds them."""
 
 
-def record(at: float, observation: Observation, proposal: Proposal) -> dict[str, Any]:
-    """One decision as JSON-ready values. ``at`` is wall-clock seconds; loads are requests."""
+def record(
+    at: float, observation: Observation, proposal: Proposal, *, now: float | None = None, ids: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """One decision as JSON-ready values; loads are requests.
+
+    Args:
+        at: wall-clock seconds.
+        now: the policy's clock.
+        ids: what leads on to Dynamo's audit and, through its decision, to orders and instances.
+    """
     return {
         "at": at,
+        "now": now,
+        **ids,
         "role": proposal.role.value,
         "action": proposal.action.value,
         "replicas": proposal.replicas,
@@ -28,15 +58,79 @@ def record(at: float, observation: Observation, proposal: Proposal) -> dict[str,
         "desired": proposal.desired,
         "reason": proposal.reason,
         "ready": observation.ready,
-        "running": proposal.load.running,
-        "queued": proposal.load.queued,
+        "running": _plain(proposal.load.running),
+        "queued": _plain(proposal.load.queued),
         "fresh_workers": proposal.load.fresh,
         "unknown": list(proposal.load.unknown),
-        "workers": {
-            f"{sample.worker_id}/{sample.dp_rank}": [_plain(sample.running), _plain(sample.queued)]
-            for sample in observation.samples
+        "forecast": None if proposal.forecast is None else _forecast(proposal.forecast),
+        "observation": {
+            "samples": [_sample(sample) for sample in observation.samples],
+            "pool": None if observation.pool is None else _pool(observation.pool),
         },
     }
+
+
+def read_observation(entry: Mapping[str, Any]) -> Observation:
+    """Returns what a record's decision was made from.
+
+    Raises:
+        ValueError: the record holds no whole observation, as those of older versions do not.
+    """
+    try:
+        seen = entry["observation"]
+        samples = tuple(
+            EngineSample(worker, rank, sequence, **dict(zip(_NUMBERS, numbers, strict=True)))
+            for worker, rank, sequence, *numbers in seen["samples"]
+        )
+        return Observation(entry["ready"], samples, None if seen["pool"] is None else _read_pool(seen["pool"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"record at {entry.get('at')} holds no whole observation ({error!r})") from error
+
+
+def _sample(sample: EngineSample) -> list[Any]:
+    numbers = (_plain(getattr(sample, name)) for name in _NUMBERS)
+    return [sample.worker_id, sample.dp_rank, sample.sequence, *numbers]
+
+
+def _forecast(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "lead_s": forecast.lead_s,
+        "demand_replicas": forecast.arriving,
+        "waiting_s": forecast.waiting_s,
+        "slack_s": forecast.slack_s,
+        "hold_s": forecast.hold_s,
+        "alike": forecast.alike,
+        "rise": forecast.rise,
+        "keep": forecast.keep,
+        "candidates": [
+            {"replicas": choice.replicas, "misses_per_s": choice.misses, "cost": choice.cost}
+            for choice in forecast.choices
+        ],
+    }
+
+
+def _pool(pool: PoolView) -> dict[str, Any]:
+    return {
+        "target": pool.target,
+        "achievable": pool.achievable,
+        "unachievable_reason": pool.unachievable_reason,
+        "not_serving": sorted(pool.not_serving),
+        "discovery_known": pool.discovery_known,
+        "starting": [[one.way, one.age_s] for one in pool.starting],
+        "start_times": {way: list(times) for way, times in pool.start_times.items()},
+    }
+
+
+def _read_pool(entry: Mapping[str, Any]) -> PoolView:
+    return PoolView(
+        target=entry["target"],
+        achievable=entry["achievable"],
+        unachievable_reason=entry["unachievable_reason"],
+        not_serving=frozenset(entry["not_serving"]),
+        discovery_known=entry["discovery_known"],
+        starting=tuple(Starting(way, age_s) for way, age_s in entry["starting"]),
+        start_times=MappingProxyType({way: tuple(times) for way, times in entry["start_times"].items()}),
+    )
 
 
 def _plain(value: float | None) -> float | None:
@@ -52,17 +146,21 @@ class DecisionLog:
         self._max_bytes = max_bytes
         self._failing = False
 
+    @property
+    def enabled(self) -> bool:
+        return self._path is not None
+
     def write(self, entry: dict[str, Any]) -> None:
         if self._path is None:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, allow_nan=False, default=str) + "\n")
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
                 size = file.tell()
             if size >= self._max_bytes:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
             self._failing = False
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError) as error:
             if not self._failing:
                 log.warning("decision log %s cannot be written: %s", self._path, error)
             self._failing = True

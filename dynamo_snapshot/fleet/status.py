@@ -17,10 +17,16 @@ def fleet_status(state: State, now: float) -> FleetStatus:
         pools=tuple(_pool(state, name, pool, now) for name, pool in state.pools.items()),
         replicas=tuple(_replica(state, replica) for replica in state.replicas.values()),
         start_times=state.memory.start_times,
+        snapshot_bytes=_sizes(state),
         quarantined={name: entry.reason for name, entry in state.memory.quarantined.items()},
         decisions=state.records,
         discovery_known=state.discovery_known,
     )
+
+
+def _sizes(state: State) -> dict[str, int]:
+    reports = [node.reported for node in state.nodes.values() if node.reported is not None]
+    return {snapshot.id: snapshot.size_bytes for report in reports for snapshot in report.snapshots}
 
 
 def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
@@ -74,4 +80,5 @@ def _replica(state: State, replica: Replica) -> ReplicaStatus:
         instance_id=replica.instance_id,
         load=load,
         reason=replica.reason,
+        ordered_at=replica.ordered_at,
     )

@@ -123,8 +123,8 @@ def test_need_is_rounded_up_and_an_exact_multiple_is_not() -> None:
     assert Driver(replace(tenth, max_replicas=100)).tick([3]).replicas == 30
 
 
-def test_headroom_is_added_and_bounds_hold() -> None:
-    assert Driver(replace(POLICY, headroom_replicas=2)).tick([4]).replicas == 3
+def test_spares_are_added_and_bounds_hold() -> None:
+    assert Driver(replace(POLICY, spare_replicas=2)).tick([4]).replicas == 3
     assert Driver().tick([400]).replicas == POLICY.max_replicas
     assert Driver(replace(POLICY, min_replicas=3)).tick([0]).replicas == 3
 

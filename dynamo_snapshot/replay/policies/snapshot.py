@@ -14,7 +14,7 @@ from planner.observation import Role
 from planner.policy import LoadPolicy, Memory
 
 TICK_S = 1.0
-_GIVEN = frozenset({"role", "min_replicas", "max_replicas"})
+_GIVEN = frozenset({"role", "min_replicas", "max_replicas", "ttft_objective_s", "itl_objective_s"})
 
 
 def knobs() -> dict[str, tuple[type, object]]:

@@ -1,0 +1,208 @@
+"""From what engines and fleet tell to the sizes that cost least now: what the policy decides upon.
+
+:func:`observe` keeps what was learnt (pass times, what requests are like, demand by the second, start-up times),
+:func:`look_ahead` predicts the misses of each size at the moments that a decision now can change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.demand import Demand, Flow, infer
+from planner.history import History
+from planner.load import Load, Step
+from planner.observation import Observation, PoolView
+from planner.outlook import Capacity, Choice, Future, bins_of, candidates, cheapest, flood, futures, supposed
+from planner.service import Service, learn
+from planner.startup import StartUp, start_up
+
+START_QUANTILE = 0.8
+"""Starts are expected to take as long as this share of them does."""
+BALANCE = 0.85
+"""Of what replicas can do together, what they do while requests are spread over them by count."""
+KEPT_AFTER_START_S = 20.0
+"""How long a replica that is ordered is expected to stay: its start-up time is paid over that."""
+MOST_HELD_S = 300.0
+"""A replica that is not needed is kept as long as starting it anew would cost, but not for longer than this."""
+SLACK_PROMPTS = 2.0
+"""How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
+LEAST_SLACK = 0.15
+"""Of the objective, what waiting may take at the least, however long prompts are."""
+PRIOR_WEIGHT = 3.0
+PRIOR_BURST_EVERY_S = 60.0
+PRIOR_BURST = 2.0
+"""Before bursts are on record: one a minute, of so many replicas' worth."""
+PRIOR_FADES_S = 300.0
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is learnt from tick to tick."""
+
+    service: Service = field(default_factory=Service)
+    flow: Flow = field(default_factory=Flow)
+    history: History = field(default_factory=History)
+    start: StartUp = field(default_factory=StartUp)
+    demand: Demand = field(default_factory=Demand)
+    backlogs: tuple[float, ...] = ()
+    """Prompt tokens that wait on each ready replica."""
+    tick_s: float = 1.0
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds until a replica that is ordered now serves."""
+        return self.start.quantile(self.start.next_way(), START_QUANTILE)
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What the user wants, in seconds."""
+
+    ttft_s: float
+    itl_s: float | None
+    miss_cost_s: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One tick's prediction."""
+
+    rise: int
+    keep: int
+    floor: int
+    lead_s: float
+    arriving: float
+    """Demand of the last two seconds, in replicas."""
+    waiting_s: float
+    """Seconds of prefill that wait."""
+    slack_s: float
+    alike: int
+    """Moments on record that resemble this one."""
+    hold_s: float = 0.0
+    """What starting one more would cost, in GPU-seconds: for so long it pays to keep one."""
+    choices: tuple[Choice, ...] = ()
+    """Sizes with predicted misses and cost, one start-up time from now."""
+
+    def text(self) -> str:
+        best = cheapest(self.choices)
+        return (
+            f"demand {self.arriving:.1f} replicas, {self.waiting_s:.1f} s of prefill waiting; in {self.lead_s:.1f} s "
+            f"{best.replicas} would miss {best.misses:.2f} requests/s ({self.alike} moments alike)"
+        )
+
+
+def observe(
+    knowledge: Knowledge,
+    pool: PoolView | None,
+    steps: Sequence[Step],
+    load: Load,
+    elapsed_s: float | None,
+    longest_s: float,
+) -> Knowledge:
+    """Returns what is known with this tick; after a gap longer than ``longest_s`` what came in it is unknown."""
+    service = learn(knowledge.service, steps)
+    knowledge = replace(
+        knowledge,
+        service=service,
+        start=start_up(pool, knowledge.start),
+        backlogs=tuple(step.after.queued_tokens or 0.0 for step in steps),
+    )
+    if not service.known or elapsed_s is None or not 0 < elapsed_s <= longest_s:
+        return knowledge
+    demand, flow = infer(steps, elapsed_s, service, knowledge.flow)
+    history = knowledge.history
+    if load.complete or demand.tokens > 0:
+        history = history.add(elapsed_s, demand.tokens, demand.requests)
+    tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
+    return replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
+
+
+def look_ahead(
+    knowledge: Knowledge, observation: Observation, objectives: Objectives, there: int, lowest: int, highest: int
+) -> Forecast | None:
+    """Returns what to have; None while the service rate is unknown.
+
+    Args:
+        there: replicas that are ready or asked for.
+    """
+    service, flow, history = knowledge.service, knowledge.flow, knowledge.history
+    if not service.known or not flow.prompt:
+        return None
+    per_token = service.second_per_token
+    base, _ = service.decode_line()
+    slack_s = max(LEAST_SLACK * objectives.ttft_s, objectives.ttft_s - SLACK_PROMPTS * flow.prompt * per_token - base)
+    start, lead_s, tick_s = knowledge.start, knowledge.lead_s, knowledge.tick_s
+    starting = observation.pool.starting if observation.pool else ()
+    backlogs = tuple(tokens * per_token for tokens in knowledge.backlogs)
+    capacity = Capacity(
+        ready=observation.ready or 0,
+        backlogs=backlogs,
+        arrivals=tuple(sorted(start.remaining(one, START_QUANTILE) for one in starting)),
+        lead_s=lead_s,
+        share=BALANCE * flow.prefill_share,
+        slack_s=slack_s,
+    )
+    in_flight = knowledge.demand.decoding + knowledge.demand.waiting_tokens / flow.prompt
+    rate = history.now.middle**2 / flow.prompt
+    prefill_s = flow.prompt * per_token / capacity.share
+
+    def change_cost(new: int) -> float:
+        """GPU-seconds that ``new`` more replicas cost before they are of use."""
+        ready = max(1, capacity.ready)
+        missed = flood(in_flight / (ready + new), rate, prefill_s, slack_s, new)
+        return new * (lead_s + objectives.miss_cost_s * missed)
+
+    hold_s = min(MOST_HELD_S, change_cost(1))
+    kept_s = max(KEPT_AFTER_START_S, hold_s) + lead_s
+
+    def start_cost(size: int) -> float:
+        return change_cost(size - there) / kept_s if size > there else 0.0
+
+    rise: tuple[Choice, ...] = ()
+    keep = 0
+    alike = history.alike(history.now, bins_of(lead_s + tick_s), per_token)
+    for window_s in (lead_s + tick_s, lead_s / 2 + tick_s, tick_s):
+        known = futures(history, alike, capacity, window_s, tick_s, per_token)
+        possible = known + _prior(history, capacity, window_s, tick_s, per_token, flow.prompt)
+        if not rise:
+            rise = tuple(candidates(possible, lowest, highest, objectives.miss_cost_s, start_cost))
+            keep = cheapest(rise).replicas
+        choices = candidates(possible, lowest, highest, objectives.miss_cost_s, lambda size: 0.0)
+        keep = max(keep, cheapest(choices).replicas)
+    floor = math.ceil(sum(backlogs) / (slack_s + lead_s) - 1e-9)
+    if objectives.itl_s is not None:
+        most = service.requests_within(objectives.itl_s)
+        if most is not None:
+            floor = max(floor, math.ceil(knowledge.demand.decoding / most - 1e-9))
+    floor = min(floor, highest)
+    return Forecast(
+        rise=max(floor, cheapest(rise).replicas),
+        keep=max(floor, keep),
+        floor=floor,
+        lead_s=lead_s,
+        arriving=history.now.short**2 * per_token,
+        waiting_s=sum(backlogs),
+        slack_s=slack_s,
+        alike=len(alike),
+        choices=rise,
+        hold_s=hold_s,
+    )
+
+
+def _prior(
+    history: History, capacity: Capacity, window_s: float, tick_s: float, per_token: float, prompt: float
+) -> list[Future]:
+    """What may come when little is on record: as much as now, twice, four times; a burst out of silence."""
+    now = history.now
+    weight = PRIOR_WEIGHT * PRIOR_FADES_S / (PRIOR_FADES_S + history.bins)
+    rate = max(now.short, now.middle) ** 2 * per_token
+    silent_s = 2.0**now.silence
+    burst = weight * min(1.0, window_s / PRIOR_BURST_EVERY_S) * min(1.0, PRIOR_BURST_EVERY_S / silent_s)
+    requests = 1 / (prompt * per_token)
+    work = [
+        (factor * rate, factor * rate * requests, share * weight) for factor, share in ((1, 0.6), (2, 0.3), (4, 0.1))
+    ]
+    work.append((rate + PRIOR_BURST, (rate + PRIOR_BURST) * requests, burst))
+    return supposed(work, capacity, window_s, tick_s)

@@ -1,0 +1,117 @@
+"""What demand was like, second by second, and which moments of it resemble this one.
+
+The forecast is the record itself: what followed moments like the present one (as busy over two seconds, ten
+and sixty, as long silent) is what may follow now. A smooth load is followed by much the same, so it gets
+little headroom; a bursty one gets what its own bursts need, and a slow start is judged by longer futures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+BIN_S = 1.0
+KEPT_BINS = 1800
+SHORT, MIDDLE, LONG = 2, 10, 60
+"""Bins over which a moment's demand is averaged."""
+NARROW_SHORT, NARROW_MIDDLE, NARROW_LONG = 8.0, 11.0, 6.0
+"""How much a replica's worth of demand over each of these counts as a distance."""
+REACH = 9.0
+"""Squared distance beyond which moments are not alike."""
+
+
+class Moment(NamedTuple):
+    """What a forecast is conditioned on: prompt tokens a second, as roots, which makes noise alike at any level."""
+
+    short: float
+    middle: float
+    long: float
+    silence: float
+    """Binary logarithm of 1 + seconds without demand."""
+
+
+class Alike(NamedTuple):
+    """A moment in the record: the index of the bin after it, and how much it counts."""
+
+    after: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class History:
+    """Bins of one second, oldest first. Sums are cumulative, so that any stretch is one subtraction."""
+
+    tokens: tuple[float, ...] = (0.0,)
+    requests: tuple[float, ...] = (0.0,)
+    moments: tuple[Moment, ...] = ()
+    """At the end of each bin."""
+    open_s: float = 0.0
+    """How much of the newest, unfinished bin is there, with what came in it."""
+    open_tokens: float = 0.0
+    open_requests: float = 0.0
+    silent_s: float = 0.0
+
+    @property
+    def bins(self) -> int:
+        return len(self.moments)
+
+    def add(self, elapsed_s: float, tokens: float, requests: float) -> History:
+        """Returns the record with what came in the last ``elapsed_s`` seconds, spread evenly over them."""
+        sums, counts, moments = list(self.tokens), list(self.requests), list(self.moments)
+        open_s, open_tokens, open_requests = self.open_s, self.open_tokens, self.open_requests
+        silent_s = 0.0 if tokens > 0 else self.silent_s + elapsed_s
+        left = min(elapsed_s, KEPT_BINS * BIN_S)
+        token_rate, request_rate = tokens / elapsed_s, requests / elapsed_s
+        while left > 0:
+            part = min(left, BIN_S - open_s)
+            open_s += part
+            open_tokens += token_rate * part
+            open_requests += request_rate * part
+            left -= part
+            if open_s >= BIN_S - 1e-9:
+                sums.append(sums[-1] + open_tokens)
+                counts.append(counts[-1] + open_requests)
+                moments.append(_moment(sums, silent_s, 0.0, 0.0))
+                open_s = open_tokens = open_requests = 0.0
+        excess = len(moments) - KEPT_BINS
+        if excess > 0:
+            del sums[:excess], counts[:excess], moments[:excess]
+        return History(tuple(sums), tuple(counts), tuple(moments), open_s, open_tokens, open_requests, silent_s)
+
+    @property
+    def now(self) -> Moment:
+        """This moment, with what the unfinished bin holds."""
+        return _moment(self.tokens, self.silent_s, self.open_s, self.open_tokens)
+
+    def alike(self, now: Moment, bins: int, scale: float) -> list[Alike]:
+        """Moments that resemble ``now`` and are followed by at least ``bins`` bins.
+
+        Args:
+            scale: replicas that one token a second needs: distances are in replicas' worth of demand.
+        """
+        result = []
+        short, middle, long, silence = now
+        of_short, of_middle, of_long = scale * NARROW_SHORT, scale * NARROW_MIDDLE, scale * NARROW_LONG
+        near = math.sqrt(REACH / of_middle)
+        low, high = middle - near, middle + near
+        for index, (a, b, c, d) in enumerate(islice(self.moments, max(0, len(self.moments) - bins)), 1):
+            if low < b < high:
+                off, away, afar, apart = a - short, b - middle, c - long, d - silence
+                distance = of_short * off * off + of_middle * away * away + of_long * afar * afar + apart * apart
+                if distance < REACH:
+                    result.append(Alike(index, math.exp(-distance / 2)))
+        return result
+
+
+def _moment(sums: list[float] | tuple[float, ...], silent_s: float, open_s: float, open_tokens: float) -> Moment:
+    last = len(sums) - 1
+    total = sums[last]
+
+    def rate(bins: int) -> float:
+        first = max(0, last - bins)
+        seconds = bins * BIN_S + open_s
+        return math.sqrt(max(0.0, total - sums[first] + open_tokens) / seconds)
+
+    return Moment(rate(SHORT), rate(MIDDLE), rate(LONG), math.log2(1.0 + silent_s))

@@ -1,0 +1,193 @@
+"""How many replicas a moment of the near future needs, as a distribution over what may come.
+
+A request meets its objective when what is ahead of it on its replica fits into the time that its own prefill
+leaves of the objective (``slack_s``). So the arrivals of the last seconds of a window of ``window_s`` from
+now are in time if, for each moment *u* of it, what arrives after *u* fits into what the replicas that are
+there can work off until then, and their slack. That gives each possible future the size it needs, and the
+misses of any size are the arrivals of the futures that need more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from planner.history import BIN_S, Alike, History
+
+MOST_FUTURES = 96
+"""So many with demand in them are worked out; of more, every second or third."""
+
+
+class Future(NamedTuple):
+    """What may come: ``needs`` replicas (a fraction counts as not enough), for ``requests`` a second."""
+
+    needs: float
+    requests: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What is there and on its way; seconds from now."""
+
+    ready: int
+    backlogs: Sequence[float]
+    """Seconds of prefill that wait on each ready replica that tells of it."""
+    arrivals: Sequence[float]
+    """When each replica on its way will serve, soonest first."""
+    lead_s: float
+    """When one that is ordered now will."""
+    share: float
+    """Of a replica's time, what can go into prefill, 0 to 1."""
+    slack_s: float
+
+
+class _Room(NamedTuple):
+    """Seconds of prefill that fit between one moment and the window's end, by size."""
+
+    per_ready: float
+    ready: int
+    on_way: tuple[float, ...]
+    """Cumulative, of the replicas on their way."""
+    per_new: float
+
+    def size(self, work_s: float) -> float:
+        """The size, as a fraction, into which ``work_s`` fits."""
+        of_ready = self.per_ready * self.ready
+        if work_s <= of_ready:
+            return work_s / self.per_ready if self.per_ready > 0 else 0.0
+        rest = work_s - of_ready
+        size = float(self.ready)
+        before = 0.0
+        for together in self.on_way:
+            if rest <= together:
+                return size + (rest - before) / (together - before) if together > before else size
+            before = together
+            size += 1
+        return size + (rest - before) / self.per_new
+
+
+def futures(
+    history: History,
+    alike: Sequence[Alike],
+    capacity: Capacity,
+    window_s: float,
+    tick_s: float,
+    per_token: float,
+) -> list[Future]:
+    """What followed moments like this one, each with the size that the end of the window needs.
+
+    Args:
+        alike: moments with enough behind them.
+        window_s: from now to the end of the arrivals that count.
+        tick_s: how long before that they begin.
+        per_token: seconds of prefill a token takes.
+    """
+    bins = bins_of(window_s)
+    last = min(bins, max(1, round(tick_s / BIN_S)))
+    starts = sorted({0, bins // 4, bins // 2, (3 * bins) // 4, max(0, bins - 3), max(0, bins - 2)})
+    rooms = [(start, _room(capacity, start * BIN_S, bins * BIN_S)) for start in starts if start < bins]
+    tokens, requests = history.tokens, history.requests
+    silent = 0.0
+    busy = []
+    for index, weight in alike:
+        came = requests[index + bins] - requests[index + bins - last]
+        if came > 0:
+            busy.append((index, weight, came / (last * BIN_S)))
+        else:
+            silent += weight
+    stride = len(busy) // MOST_FUTURES + 1
+    result = [Future(0.0, 0.0, silent)]
+    for index, weight, coming in busy[::stride]:
+        end = tokens[index + bins]
+        end -= (end - tokens[index + bins - last]) / 2
+        needs = 0.0
+        for start, room in rooms:
+            size = room.size((end - tokens[index + start]) * per_token)
+            if size > needs:
+                needs = size
+        result.append(Future(needs, coming, weight * stride))
+    return result
+
+
+def bins_of(window_s: float) -> int:
+    """How many bins of the record a window spans."""
+    return max(1, round(window_s / BIN_S))
+
+
+def supposed(
+    work: Sequence[tuple[float, float, float]], capacity: Capacity, window_s: float, tick_s: float
+) -> list[Future]:
+    """Futures that nothing was recorded of: (seconds of prefill a second, requests a second, weight) each."""
+    room = _room(capacity, 0.0, window_s)
+    return [Future(room.size(rate * (window_s - tick_s / 2)), coming, weight) for rate, coming, weight in work]
+
+
+def _room(capacity: Capacity, start_s: float, end_s: float) -> _Room:
+    slack, share = capacity.slack_s, capacity.share
+    full = end_s - start_s + slack
+    per_ready = full * share
+    if start_s == 0 and capacity.backlogs:
+        free = sum(max(0.0, full * share - backlog) for backlog in capacity.backlogs)
+        per_ready = free / len(capacity.backlogs)
+    on_way, together = [], 0.0
+    for arrival in capacity.arrivals:
+        there = end_s - max(start_s, arrival)
+        together += max(0.0, (there + slack) * share if there > 0 else 0.0)
+        on_way.append(together)
+    there = max(BIN_S / 2, end_s - max(start_s, capacity.lead_s))
+    return _Room(per_ready, capacity.ready, tuple(on_way), (there + slack) * share)
+
+
+def flood(decoding: float, rate: float, prefill_s: float, slack_s: float, new: int) -> float:
+    """Requests that miss their objective on each of ``new`` replicas because all that come go there at first.
+
+    Routers that balance by requests in flight send what comes to the new replicas until each has its share.
+
+    Args:
+        decoding: requests in flight on each replica once they are even.
+        rate: requests a second.
+        prefill_s: of one request.
+    """
+    behind_s = prefill_s - new / rate if rate > 0 else 0.0
+    return max(0.0, decoding - slack_s / behind_s) if behind_s > 0 else 0.0
+
+
+class Choice(NamedTuple):
+    """A size with what it is predicted to cost: GPU-seconds a second, misses included."""
+
+    replicas: int
+    misses: float
+    """Requests a second that would miss their objective."""
+    cost: float
+
+
+def candidates(
+    possible: Sequence[Future], lowest: int, highest: int, miss_cost_s: float, start_cost: Callable[[int], float]
+) -> list[Choice]:
+    """What each size that any future asks for would cost, the smallest first.
+
+    Args:
+        start_cost: of going to a size, spread over the time for which it will be kept.
+    """
+    total = sum(future.weight for future in possible) or 1.0
+    by_size: dict[int, float] = {}
+    misses = 0.0
+    for needs, coming, weight in possible:
+        size = min(highest + 1, max(lowest, math.ceil(needs - 1e-9)))
+        if size > lowest and coming > 0:
+            by_size[size] = by_size.get(size, 0.0) + coming * weight / total
+            misses += coming * weight / total
+    result = []
+    for size in (lowest, *sorted(size for size in by_size if size <= highest)):
+        misses = max(0.0, misses - by_size.get(size, 0.0)) if size > lowest else misses
+        cost = size + start_cost(size) + miss_cost_s * misses
+        result.append(Choice(size, misses, cost))
+    return result
+
+
+def cheapest(choices: Sequence[Choice]) -> Choice:
+    """The smallest of those that cost least."""
+    return min(choices, key=lambda choice: (choice.cost, choice.replicas))
