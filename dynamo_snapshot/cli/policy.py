@@ -24,6 +24,73 @@ def policy() -> None:
     """Explain the planner's decisions, tune its policy on a trace, compare it with others."""
 
 
+@app.command("tune")
+def tune(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[TRACE]…", help="Your traces; without any, the bundled five minutes of Azure's."),
+    ] = None,
+    start: Annotated[
+        str, typer.Option(metavar="MODEL", help="How long your replicas take to serve: restore-2s, cold-45s, …")
+    ] = "restore-2s",
+    knobs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--knob", metavar="NAME=VALUE,VALUE", help="Values to try for a knob of the policy; may be repeated."
+        ),
+    ] = None,
+    attainment: Annotated[
+        float, typer.Option(min=0, max=100, help="Percent of the requests whose first token is to be in time.")
+    ] = 99.0,
+    gpu_hours: Annotated[
+        float | None, typer.Option(min=0, help="Or: the most GPU-hours that the trace may take.")
+    ] = None,
+    half: Annotated[Half, typer.Option(help="Which part of each trace.")] = Half.WHOLE,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other start-up times.")] = 3,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="FIELD=VALUE",
+            help="Engine, bounds and objectives, as max_replicas=8 or engine.speed=2; may be repeated.",
+        ),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one a processor.")] = None,
+) -> None:
+    """Try the settings of the planner's policy on a trace and recommend one.
+
+    Without --knob, miss_cost_s is swept: what a request outside its objective is worth, in GPU-seconds. Fleets of
+    constant size are simulated beside it.
+    """
+    from rich.console import Console
+
+    from dynamo_snapshot.cli.replay import print_scene
+    from dynamo_snapshot.cli.running import simulated
+    from dynamo_snapshot.replay.comparison.advice import Wish, advise
+    from dynamo_snapshot.replay.comparison.frontier import frontier
+    from dynamo_snapshot.replay.comparison.matrix import swept
+    from dynamo_snapshot.replay.comparison.rows import OURS, scenes
+    from dynamo_snapshot.replay.comparison.runs import runs
+    from dynamo_snapshot.replay.comparison.settings import changed, combinations, setting_of
+    from dynamo_snapshot.replay.comparison.sources import named_sources
+    from dynamo_snapshot.replay.comparison.verdict import points
+
+    console = Console()
+    sources = named_sources(traces or ())
+    settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
+    ours = combinations(OURS, knobs) if knobs else swept(OURS)
+    sizes = sorted({setting.bounded(size) for setting in settings.values() for size in range(1, 65)})
+    planned = runs(sources, half, [*ours, *(f"static({size})" for size in sizes)], [start], seeds, settings)
+    rows = [lane.row for lane in simulated(console, planned, jobs)]
+    wish = Wish(attainment / 100, gpu_hours)
+    for scene, members in scenes(rows).items():
+        there = points(members)
+        print_scene(console, str(scene), [*frontier(point for point in there if point.policy == OURS)])
+        advice = advise(there, wish, settings[scene.trace].ttft_objective_s)
+        console.print(advice.sentence, style="bold", highlight=False)
+        console.print()
+
+
 @app.command("bench")
 def bench(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the published traces lie.")],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dynamo_snapshot.replay.comparison.replicas_plot import Lane
     from dynamo_snapshot.replay.comparison.rows import Row
     from dynamo_snapshot.replay.comparison.runs import Run
+    from dynamo_snapshot.replay.comparison.verdict import Point
 
 DEFAULT_STARTS = ("restore-2s", "cold-45s")
 
@@ -91,22 +92,30 @@ def replay(
 
 def print_scenes(console: Console, rows: Sequence[Row]) -> None:
     """A table a scene, and what our settings came to in it."""
-    from rich.table import Column, Table
-
     from dynamo_snapshot.replay.comparison.rows import scenes
-    from dynamo_snapshot.replay.comparison.table import HEADER, cells, ordered
+    from dynamo_snapshot.replay.comparison.table import ordered
     from dynamo_snapshot.replay.comparison.verdict import verdicts
     from dynamo_snapshot.replay.comparison.wording import verdict_sentence
 
     for scene, members in scenes(rows).items():
-        columns = [Column(name, justify="left" if index < 2 else "right") for index, name in enumerate(HEADER)]
-        table = Table(*columns, title=str(scene), title_justify="left", box=None, pad_edge=False)
-        for point in ordered(members):
-            table.add_row(*cells(point), style="bold" if point.policy == "snapshot" else None)
-        console.print(table)
+        print_scene(console, str(scene), ordered(members))
         for verdict in verdicts(members):
             console.print(verdict_sentence(verdict), style="green" if verdict.stands else "yellow", highlight=False)
         console.print()
+
+
+def print_scene(console: Console, title: str, points: Sequence[Point]) -> None:
+    """One table, a line a point."""
+    from rich.table import Column, Table
+
+    from dynamo_snapshot.replay.comparison.rows import OURS
+    from dynamo_snapshot.replay.comparison.table import HEADER, cells
+
+    columns = [Column(name, justify="left" if index < 2 else "right") for index, name in enumerate(HEADER)]
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for point in points:
+        table.add_row(*cells(point), style="bold" if point.policy == OURS else None)
+    console.print(table)
 
 
 def _about(settings: dict[str, Any]) -> dict[str, Any]:

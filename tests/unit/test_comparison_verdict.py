@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.comparison import row
 
 from dynamo_snapshot.replay.comparison.estimate import difference, estimate
 from dynamo_snapshot.replay.comparison.frontier import cheapest, frontier, most_attaining
-from dynamo_snapshot.replay.comparison.rows import Row, Start, family, scenes
+from dynamo_snapshot.replay.comparison.rows import Start, family, scenes
 from dynamo_snapshot.replay.comparison.verdict import points, unbeaten, verdicts
 from dynamo_snapshot.replay.comparison.wording import scene_sentence, verdict_sentence
-
-PLAIN = Row(
-    trace="code",
-    half="first",
-    policy="snapshot",
-    knob="",
-    start=Start.RESTORE,
-    startup="restore-2s",
-    restore_s=2.0,
-    cold_s=45.0,
-    seed=0,
-    requests=100,
-    ttft_attainment=0.97,
-    itl_attainment=1.0,
-    both_attainment=0.97,
-    ttft_p50_s=0.3,
-    ttft_p95_s=1.1,
-    ttft_p99_s=2.2,
-    gpu_hours=3.4,
-    scalings=10,
-)
-
-
-def row(policy: str, attainment: float, hours: float, **others: Any) -> Row:
-    name, knob = family(policy)
-    changes = {"policy": name, "knob": knob, "ttft_attainment": attainment, "gpu_hours": hours}
-    return msgspec.structs.replace(PLAIN, **(changes | others))
 
 
 def test_a_rival_that_is_better_in_both_beats_ours() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
 from dynamo_snapshot.replay.comparison.fingerprint import code_of
 from dynamo_snapshot.replay.comparison.matrix import START_SETTINGS, Matrix, in_each_setting, missing
+from dynamo_snapshot.replay.comparison.replicas_plot import Lane
 from dynamo_snapshot.replay.comparison.rows import Row
 from dynamo_snapshot.replay.comparison.runs import Run
 from dynamo_snapshot.replay.comparison.store import read_table, rounded, write
@@ -23,6 +24,8 @@ WHAT = (
     "the two the policy's replicas took. Rivals far behind ours were run with one seed."
 )
 
+CarryOut = Callable[[Sequence[Run], int, Callable[[Progress], None]], Iterator[Lane]]
+
 
 class Bench:
     """One table; what it holds already is not run again, unless its trace's setting has changed since.
@@ -30,9 +33,19 @@ class Bench:
     Args:
         again: run everything that is wanted anew.
         environment: the machine, kept beside the rows.
+        carry_out: simulates; another one for tests.
     """
 
-    def __init__(self, matrix: Matrix, file: Path, *, again: bool, environment: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        file: Path,
+        *,
+        again: bool,
+        environment: Mapping[str, Any],
+        carry_out: CarryOut = conduct,
+    ) -> None:
+        self._carry_out = carry_out
         self._matrix = matrix
         self._file = file
         self._environment = environment
@@ -65,7 +78,7 @@ class Bench:
         left = missing(wanted, self.rows)
         saved_at = time.monotonic()
         try:
-            for lane in conduct(left, processes, tell):
+            for lane in self._carry_out(left, processes, tell):
                 self.rows += in_each_setting(lane.row)
                 if time.monotonic() - saved_at > SAVE_EVERY_S:
                     self.save()

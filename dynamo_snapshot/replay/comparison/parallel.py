@@ -66,10 +66,10 @@ def _on_processes(
             "If memory ran out, use fewer processes: --jobs 1.",
         ) from error
     finally:
-        executor.shutdown(wait=done, cancel_futures=True)
         if not done:
             for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
+                child.kill()
+        executor.shutdown(cancel_futures=True)
 
 
 class _Refused:

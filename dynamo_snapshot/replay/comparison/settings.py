@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -46,6 +47,21 @@ def changed(setting: Setting, changes: Sequence[str]) -> Setting:
             f"--setting {' '.join(changes)}: {error}",
             _known(msgspec.to_builtins(setting)),
         ) from error
+
+
+def combinations(policy: str, knobs: Sequence[str]) -> list[str]:
+    """Every combination of ``knobs`` such as ``miss_cost_s=1,10,100``, as specs of ``policy``.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` for one that cannot be read.
+    """
+    tried = []
+    for knob in knobs:
+        name, _, values = (piece.strip() for piece in knob.partition("="))
+        if not name or not values:
+            raise SnapshotError(Reason.CONFIGURATION_INVALID, f"--knob {knob}: no values", "Write NAME=VALUE,VALUE.")
+        tried.append([f"{name}={value.strip()}" for value in values.split(",")])
+    return [f"{policy}({','.join(chosen)})" for chosen in product(*tried)]
 
 
 def field_names(values: dict[str, Any], prefix: str = "") -> list[str]:

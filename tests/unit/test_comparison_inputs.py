@@ -1,0 +1,156 @@
+"""What a comparison is told: traces and halves, settings, runs; and work on several processes."""
+
+from __future__ import annotations
+
+import gzip
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from support.comparison import die, double, refuse
+
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
+from dynamo_snapshot.replay.comparison.halves import Half
+from dynamo_snapshot.replay.comparison.parallel import work
+from dynamo_snapshot.replay.comparison.rows import Start
+from dynamo_snapshot.replay.comparison.runs import runs
+from dynamo_snapshot.replay.comparison.settings import changed, combinations, field_names, setting_of
+from dynamo_snapshot.replay.comparison.sources import BUNDLED_S, Source, named_sources, part, study_sources
+from dynamo_snapshot.replay.simulation.setting import Setting
+from dynamo_snapshot.replay.simulation.study import STUDIES
+
+BUNDLED = Source("excerpt", None)
+
+
+def test_halves_share_out_every_request_and_all_the_time() -> None:
+    whole, first, second = (part(BUNDLED, half) for half in (Half.WHOLE, Half.FIRST, Half.SECOND))
+    assert whole.duration_s == BUNDLED_S == first.duration_s + second.duration_s
+    assert len(whole.requests) == len(first.requests) + len(second.requests)
+    assert all(request.offset_s < first.duration_s for request in first.requests)
+    assert second.requests[-1].offset_s == pytest.approx(whole.requests[-1].offset_s - first.duration_s)
+
+
+def test_a_split_of_ones_own_is_kept_to() -> None:
+    assert part(Source("excerpt", None, split_s=100.0), Half.FIRST).duration_s == 100
+
+
+def test_a_half_without_requests_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="first half has no request"):
+        part(Source("excerpt", None, split_s=5.0), Half.FIRST)
+
+
+def test_traces_are_named_after_their_files_and_the_studys_as_it_has_them(tmp_path: Path) -> None:
+    sources = named_sources([tmp_path / "mine.csv.gz", tmp_path / "AzureLLMInferenceTrace_conv.csv"])
+    assert [(source.name, source.split_s) for source in sources] == [("mine", None), ("azure-conv", 1718.0)]
+    assert setting_of(sources[1]).engine.speed != 1
+    assert setting_of(sources[0]) == Setting(name="mine")
+    assert setting_of(*named_sources([])).name == "azure-code"
+    with pytest.raises(SnapshotError, match="another trace is called mine too"):
+        named_sources([tmp_path / "mine.csv", tmp_path / "mine.jsonl"])
+
+
+def test_the_studys_traces_are_found_packed_or_not_and_named_where_they_are_missing(tmp_path: Path) -> None:
+    plain, packed, *_ = STUDIES
+    (tmp_path / plain.file).touch()
+    (tmp_path / f"{packed.file}.gz").write_bytes(gzip.compress(b""))
+    found = study_sources(tmp_path, [plain.trace, packed.trace])
+    assert [Path(source.path or "").suffix for source in found] == [".csv", ".gz"]
+    with pytest.raises(SnapshotError, match=r"does not hold mooncake"):
+        study_sources(tmp_path)
+    with pytest.raises(SnapshotError, match="has no trace x"):
+        study_sources(tmp_path, ["x"])
+
+
+def test_a_setting_is_changed_by_its_fields() -> None:
+    setting = changed(Setting(), ["max_replicas=8", "engine.speed=0.5", "router=round-robin"])
+    assert (setting.max_replicas, setting.engine.speed, setting.router) == (8, 0.5, "round-robin")
+    assert setting.ttft_objective_s == Setting().ttft_objective_s
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("max_replica=8", "max_replica: there is no such field"),
+        ("engine=fast", "engine: there is no such field"),
+        ("engine.speed.x=1", "engine.speed.x: there is no such field"),
+        ("max_replicas", "max_replicas: there is no such field"),
+        ("max_replicas=many", "max_replicas"),
+        ("min_replicas=20", "max_replicas must be at least min_replicas"),
+        ("engine.speed=0", "speed must be a positive number"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_fields_there_are(change: str, said: str) -> None:
+    with pytest.raises(SnapshotError, match=said) as error:
+        changed(Setting(), [change])
+    assert "engine.max_batched_tokens" in error.value.remedy
+
+
+def test_all_fields_of_a_setting_can_be_changed() -> None:
+    assert {"max_replicas", "engine.kv_tokens"} <= set(field_names({"max_replicas": 1, "engine": {"kv_tokens": 1}}))
+
+
+def test_knobs_are_combined() -> None:
+    assert combinations("snapshot", ["a=1,2", "b=x"]) == ["snapshot(a=1,b=x)", "snapshot(a=2,b=x)"]
+    with pytest.raises(SnapshotError, match="no values"):
+        combinations("snapshot", ["a"])
+
+
+def test_seeds_are_for_what_dice_decide() -> None:
+    settings = {"excerpt": Setting()}
+    specs = ["static(2)", "hpa"]
+    planned = runs([BUNDLED], Half.WHOLE, specs, ["restore-2s", "restore(2,spread=0)"], 4, settings)
+    assert [(run.policy, run.startup, run.seed) for run in planned] == [
+        ("static(2)", "none", 0),
+        *(("hpa", "restore-2s", seed) for seed in range(4)),
+        ("hpa", "restore(2,spread=0)", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "start"), [("hpaa", "restore-2s"), ("hpa", "restore-fast"), ("hpa(x=1)", "cold-9s")]
+)
+def test_what_does_not_exist_is_refused_before_anything_runs(policy: str, start: str) -> None:
+    with pytest.raises(SnapshotError):
+        runs([BUNDLED], Half.WHOLE, [policy], [start], 1, {"excerpt": Setting()})
+
+
+def test_runs_give_rows_that_say_how_their_replicas_came_to_be() -> None:
+    told: list[Progress] = []
+    specs = ["static(2)", "knative-kpa(target=2)"]
+    settings = {"excerpt": Setting(max_replicas=4)}
+    planned = runs([BUNDLED], Half.FIRST, specs, ["restore(2,cold=45,failures=0.5)", "cold-45s"], 1, settings)
+    lanes = list(conduct(planned, 1, told.append))
+    rows = [lane.row for lane in lanes]
+    assert [(row.start, row.restore_s, row.cold_s) for row in rows] == [
+        (Start.NONE, None, None),
+        (Start.RESTORE, 2.0, 45.0),
+        (Start.COLD, None, 45.0),
+    ]
+    assert [row.key for row in rows] == [run.key for run in planned]
+    assert rows[0].gpu_hours == pytest.approx(2 * BUNDLED_S / 2 / 3600, rel=0.05)
+    assert [size.ready for size in lanes[0].sizes] == [2]
+    assert max(size.ready for size in lanes[1].sizes) <= 4
+    assert all(row.code for row in rows)
+    assert [(progress.done, progress.total) for progress in told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert told[-1].left_s == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_pieces_are_done_whatever_the_number_of_processes(processes: int) -> None:
+    assert dict(work(double, range(5), processes)) == {piece: 2 * piece for piece in range(5)}
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_refusal_ends_the_work_and_keeps_its_words(processes: int) -> None:
+    with pytest.raises(SnapshotError) as error:
+        list(work(refuse, range(100), processes))
+    assert (error.value.message, error.value.remedy) == ("three", "Take four.")
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_process_is_said_and_ends_the_work() -> None:
+    with pytest.raises(SnapshotError, match="ended from outside"):
+        list(work(die, range(100), 2))
+    assert multiprocessing.active_children() == []
