@@ -74,6 +74,7 @@ class Engine:
         """Requests that were waiting until the running pass."""
         self._stretch = 0
         """Decode passes in the running stretch; 0 with chunks: one pass with prompts in it."""
+        self._over_at = ((-1.0, 0), 0)
         self._passes = 0
         self._busy_s = 0.0
         self._token_seconds = 0.0
@@ -200,9 +201,15 @@ class Engine:
         return (self._context + self._reserved + len(self._decoding) * self._over(now)) / self._limits.kv_tokens
 
     def _over(self, now: float) -> int:
+        """How many passes of the running stretch are over; asked several times at each tick."""
         if not self._stretch:
             return 0
-        return self._times.decodes_within(self._context, len(self._decoding), now - self._began_at, self._stretch)
+        at = (now, self.version)
+        if self._over_at[0] != at:
+            within = self._times.decodes_within
+            elapsed = now - self._began_at
+            self._over_at = (at, within(self._context, len(self._decoding), elapsed, self._stretch))
+        return self._over_at[1]
 
     def _plan(self, now: float) -> None:
         """Decides at a pass boundary what runs until the batch changes."""
