@@ -211,7 +211,18 @@ class Frontend(Section):
     migration_limit: int = Field(3, ge=0, description="How often a request may move to another worker.")
 
 
+class ScalingPolicy(StrEnum):
+    SNAPSHOT = "snapshot"
+    DYNAMO_THROUGHPUT = "dynamo-throughput"
+    DYNAMO_LATENCY = "dynamo-latency"
+
+
 class Planner(Section):
+    policy: ScalingPolicy = Field(
+        ScalingPolicy.SNAPSHOT,
+        description="snapshot: this project's. dynamo-throughput, dynamo-latency: the load scaling built into Dynamo's "
+        "planner with that optimization target, every 5 s, and none of the settings below but advisory.",
+    )
     tick_s: Seconds = Field(1.0, description="Seconds between two decisions.")
     target_requests_per_replica: float = Field(
         4.0, gt=0, description="Queued and running requests that one replica should carry."

@@ -61,6 +61,50 @@ def control_path(
         raise typer.Exit(1)
 
 
+@app.command("planner")
+def planner(
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Another trace; else the demo's.")] = None,
+    speed: Annotated[float, typer.Option(min=0.01, help="How many times as fast as it was recorded.")] = 2.0,
+    ttft: Annotated[float, typer.Option(min=0.001, help="Objective: seconds to the first token.")] = 1.0,
+    itl: Annotated[float, typer.Option(min=0.001, help="Objective: seconds between tokens.")] = 0.1,
+) -> None:
+    """Replay one load through one fleet, sized by this project's policy and by Dynamo's own load scaling.
+
+    Each planner has a fleet of its own, one after the other, for as long as the load takes and half a minute more.
+    The exit status is 1 if any request failed.
+    """
+    import asyncio
+    import json
+
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from dynamo_snapshot.cli.results import require_writable
+    from dynamo_snapshot.local import bench_planner as measure
+    from dynamo_snapshot.local.demo_fleet import DemoOptions
+
+    require_writable(json_file)
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, style="dim", highlight=False)
+
+    objectives = measure.Objectives(ttft, itl)
+    result = asyncio.run(measure.compare(DemoOptions(trace, speed), objectives, measure.CONTENDERS, say))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    columns = ("TTFT in time", "ITL in time", "both", "TTFT p95, s", "GPU-seconds", "most replicas", "failed")
+    table = Table(Column("planner", no_wrap=True), *columns, box=None, pad_edge=False)
+    for row in result["rows"]:
+        shares = (f"{row[name]:.1%}" for name in ("ttft_attainment", "itl_attainment", "attainment"))
+        numbers = (f"{row['ttft_s']['p95']:.2f}", f"{row['gpu_seconds']:.0f}", str(row["most_serving"]))
+        table.add_row(row["planner"], *shares, *numbers, str(row["failed"]))
+    console.print(table)
+    if any(row["failed"] for row in result["rows"]):
+        raise typer.Exit(1)
+
+
 @app.command("restore")
 def restore(
     engine: Annotated[Engine, typer.Option(help="torch: the reference engine of examples/, of any size.")] = (

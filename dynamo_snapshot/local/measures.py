@@ -118,6 +118,17 @@ def most_serving(record: Record) -> int:
     return most
 
 
+def gpu_seconds(record: Record, since: float, until: float) -> float:
+    """Seconds from each replica's order to its exit, within the time given, added up: what a GPU each would cost."""
+    total = 0.0
+    for order in record.orders.values():
+        if order.kind in (OrderKind.COLD_START, OrderKind.RESTORE):
+            report = record.reports.get(order.replica_id)
+            ended = report.exit.at if report is not None and report.exit is not None else until
+            total += max(0.0, min(ended, until) - max(order.issued_at, since))
+    return total
+
+
 def order_rows(record: Record) -> list[dict[str, Any]]:
     """One row an order: what was wanted, how it went, phase by phase, and how idle the host was."""
     rows = []

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.bus.directory import FOLDER
-from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.config import Fleet, ScalingPolicy
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
-from planner.config import RoleBounds, planner_config
+from planner.config import RoleBounds, built_in_planner_config, planner_config
 
 FLEET_STATUS = "fleet-status.json"
 DECISION_LOG = "decisions.jsonl"
@@ -44,10 +44,10 @@ def frontend(fleet: Fleet, environment: Mapping[str, str]) -> Service:
 
 
 def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]:
-    """What Dynamo's planner is to read, with our plugin in it."""
+    """What Dynamo's planner is to read: with our plugin in it, unless the fleet wants Dynamo's own scaling."""
     section = fleet.planner
     bounds = {pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas) for pool in fleet.pools.values()}
-    return planner_config(
+    with_plugin = planner_config(
         namespace=fleet.namespace,
         model_name=fleet.model.name,
         roles=bounds,
@@ -61,6 +61,9 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
         control_api_port=control_port,
         decision_log_path=str(fleet.agent.runtime_dir / DECISION_LOG),
     )
+    if section.policy is ScalingPolicy.SNAPSHOT:
+        return with_plugin
+    return built_in_planner_config(with_plugin, section.policy.removeprefix("dynamo-"))
 
 
 def backend_of(command: tuple[str, ...]) -> str:
