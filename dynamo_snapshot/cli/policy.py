@@ -24,6 +24,40 @@ def policy() -> None:
     """Explain the planner's decisions, tune its policy on a trace, compare it with others."""
 
 
+@app.command("explain")
+def explain(
+    log_file: Annotated[
+        Path, typer.Argument(metavar="DECISIONS.jsonl", help="The decision log of the planner plugin.")
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="2026-11-30T15:20:18, 15:20:18, or -90: seconds before the last decision."),
+    ] = None,
+    pool: Annotated[str | None, typer.Option(metavar="ROLE", help="decode or prefill, if the log has both.")] = None,
+    last: Annotated[int, typer.Option(min=0, help="How many changes before that moment to list.")] = 5,
+) -> None:
+    """Say in plain sentences why a pool was the size it was at a moment; without --at, at the last decision."""
+    from rich.console import Console
+
+    from dynamo_snapshot.replay.decisions.log import moment, of_role, read_log
+    from dynamo_snapshot.replay.decisions.sentences import changes, clock
+    from dynamo_snapshot.replay.decisions.sentences import explain as sentences
+
+    console = Console(highlight=False)
+    log = read_log(log_file)
+    decisions = of_role(log.decisions, pool)
+    when = moment(at, decisions)
+    for sentence in sentences(decisions, when):
+        console.print(sentence, markup=False)
+    before = [change for change in changes(decisions) if change[0].at <= when][-last:] if last else []
+    if before:
+        console.print("\nChanges before that:", style="bold")
+    for decision, size in before:
+        console.print(f"  {clock(decision.at)}  {size} -> {decision.replicas}: {decision.reason}", markup=False)
+    if log.unreadable:
+        console.print(f"\n{log.unreadable} lines could not be read and were left out.", style="dim")
+
+
 @app.command("tune")
 def tune(
     traces: Annotated[

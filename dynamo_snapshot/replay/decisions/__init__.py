@@ -1,0 +1,1 @@
+"""The planner's decision log, read and told in sentences."""

@@ -1,0 +1,165 @@
+"""Reads the decision log that the planner plugin writes (``planner/records.py``), of this version or an older one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    replicas: int
+    misses_per_s: float
+    cost: float
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What the policy expected one start-up time ahead; see ``planner.forecast.Forecast``."""
+
+    lead_s: float
+    demand_replicas: float
+    waiting_s: float
+    rise: int
+    keep: int
+    alike: int = 0
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """What the fleet's status said."""
+
+    target: int
+    achievable: int
+    unachievable_reason: str | None = None
+    starting: tuple[tuple[str, float], ...] = ()
+    """Way, and seconds since the order."""
+    start_times: dict[str, tuple[float, ...]] = {}
+    """By way, newest last."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    pool: Pool | None = None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One tick of one role."""
+
+    at: float
+    role: str
+    action: str
+    reason: str
+    replicas: int | None = None
+    floor: int | None = None
+    desired: int | None = None
+    ready: int | None = None
+    running: float | None = None
+    queued: float | None = None
+    fresh_workers: int = 0
+    unknown: tuple[str, ...] = ()
+    forecast: Prediction | None = None
+    observation: Seen = Seen()
+    request_id: str = ""
+    decision_id: str = ""
+
+
+class Log(NamedTuple):
+    """Decisions, oldest first, and how many lines were none."""
+
+    decisions: tuple[Decision, ...]
+    unreadable: int
+
+
+def read_log(path: Path) -> Log:
+    """Reads ``path``, and before it what was moved to ``<path>.1``.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` for a file that cannot be read or holds no decision.
+    """
+    decisions: list[Decision] = []
+    unreadable = 0
+    older = path.with_name(path.name + ".1")
+    try:
+        lines = [line for file in (older, path) if file == path or file.exists() for line in _lines(file)]
+    except OSError as error:
+        raise _invalid(f"{path} cannot be read: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(Decision)
+    for line in lines:
+        try:
+            decisions.append(decoder.decode(line))
+        except msgspec.DecodeError:
+            unreadable += 1
+    if not decisions:
+        raise _invalid(f"{path} holds no decision")
+    return Log(tuple(sorted(decisions, key=lambda decision: decision.at)), unreadable)
+
+
+def of_role(decisions: Iterable[Decision], role: str | None) -> tuple[Decision, ...]:
+    """The decisions of ``role`` (a fleet has one pool of each), or of the only role there is.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` where the log has several and none is named, or not that one.
+    """
+    kept = tuple(decisions)
+    roles = sorted({decision.role for decision in kept})
+    if role is None and len(roles) == 1:
+        return kept
+    if role not in roles:
+        said = "several pools" if role is None else f"no decision for {role}"
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID, f"the log holds {said}", f"Name one with --pool: {', '.join(roles)}."
+        )
+    return tuple(decision for decision in kept if decision.role == role)
+
+
+def moment(text: str | None, decisions: Sequence[Decision]) -> float:
+    """Wall-clock seconds that ``text`` means; the last decision's if it is None.
+
+    Args:
+        text: ``2026-11-30 15:20:18`` or ``15:20:18`` (of the log's last day), in this machine's time zone unless
+            it names another; seconds since 1970; or ``-90``, seconds before the last decision.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` for what is none of these.
+    """
+    last = decisions[-1].at
+    if text is None:
+        return last
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _clock(text, last)
+    return last + seconds if seconds < 0 else seconds
+
+
+def _clock(text: str, last: float) -> float:
+    day = datetime.fromtimestamp(last).astimezone()
+    try:
+        if "-" in text:
+            return datetime.fromisoformat(text).astimezone().timestamp()
+        at = datetime.combine(day.date(), datetime.strptime(text, "%H:%M:%S").time()).astimezone()
+    except ValueError as error:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"--at {text} is no moment",
+            "Write 2026-11-30T15:20:18, 15:20:18, seconds since 1970, or -90 for 90 s before the last decision.",
+        ) from error
+    # A log that ended just after midnight is asked about the evening before.
+    return (at if at <= day else at - timedelta(days=1)).timestamp()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    return (line for line in path.read_bytes().splitlines() if line.strip())
+
+
+def _invalid(message: str) -> SnapshotError:
+    return SnapshotError(
+        Reason.CONFIGURATION_INVALID,
+        message,
+        "The planner plugin writes its decisions to its decision_log_path; with `up` that lies in the runtime folder.",
+    )
