@@ -1,4 +1,4 @@
-"""Writes the generated pages of this folder: lifecycles, the fleet.yaml reference, reason codes.
+"""Writes the generated pages of this folder: lifecycles, the fleet.yaml reference, reason codes, metrics.
 
 ``python docs/generate.py`` writes them, ``--check`` exits 1 if a page is out of date.
 """
@@ -15,8 +15,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dynamo_snapshot import config
+from dynamo_snapshot.agent import metrics as agent_metrics
+from dynamo_snapshot.fleet import metrics as fleet_metrics
 from dynamo_snapshot.fleet.core import lifecycle as replica_lifecycle
-from dynamo_snapshot.model import Reason
+from dynamo_snapshot.metrics import SECONDS
+from dynamo_snapshot.model import OrderStatus, Reason, ReplicaPhase, ReplicaState
 from dynamo_snapshot.reasons import EXPLANATIONS
 from worker_hooks import lifecycle as worker_lifecycle
 from worker_hooks import reasons as worker_reasons
@@ -82,6 +85,41 @@ def fleet_reference() -> str:
     return "".join(parts)
 
 
+def metrics() -> str:
+    table = "| name | kind | labels | meaning |\n| --- | --- | --- | --- |\n"
+    parts = [
+        HEADER + "# Metrics\n\nPrometheus metrics of this project's own processes; frontend, planner and workers have "
+        "Dynamo's. They are off until `metrics` in `fleet.yaml` gives a port, and then read on localhost at "
+        "`/metrics`.\n"
+    ]
+    for title, port, families in (
+        ("Node agent", "metrics.agent_port", agent_metrics.FAMILIES),
+        ("Fleet controller", "metrics.controller_port", fleet_metrics.FAMILIES),
+    ):
+        parts.append(f"\n## {title}\n\n`{port}`.\n\n{table}")
+        for family in families:
+            labels = ", ".join(f"`{label}`" for label in family.labels)
+            parts.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |\n")
+    bounds = ", ".join(f"{bound:g}" for bound in SECONDS)
+    parts.append(
+        "\n## Values of labels\n\n| label | values |\n| --- | --- |\n"
+        f"| `outcome` | {_values(OrderStatus)} |\n"
+        f"| `reason` | empty, or a code of [reasons.md](reasons.md); `{agent_metrics.OTHER}`: what a worker gave "
+        "that is none of them |\n"
+        f"| `phase` of orders | as in [node-agent.md](node-agent.md), and `{agent_metrics.UNACCOUNTED}` |\n"
+        f"| `phase` of replicas | {_values(ReplicaPhase)} |\n"
+        f"| `state` of snapshots | {', '.join(f'`{state}`' for state in agent_metrics.STATES)} |\n"
+        f"| `state` of replicas | {_values(ReplicaState)} |\n"
+        f"\nUpper bounds of histograms, in seconds: {bounds}. Both processes also have `process_…`, as every "
+        "Prometheus client. Gauges are absent until something is known: unknown is not zero.\n"
+    )
+    return "".join(parts)
+
+
+def _values(kind: type[StrEnum]) -> str:
+    return ", ".join(f"`{member.value}`" for member in kind)
+
+
 def _title(model: type[BaseModel]) -> str:
     return "The file" if model is config.Fleet else model.__name__
 
@@ -135,7 +173,12 @@ def _default(field: FieldInfo) -> str:
     return "none" if value is None else f"`{value.value if isinstance(value, StrEnum) else value}`"
 
 
-PAGES = {"lifecycles.md": lifecycles, "reasons.md": reasons, "fleet-reference.md": fleet_reference}
+PAGES = {
+    "lifecycles.md": lifecycles,
+    "reasons.md": reasons,
+    "fleet-reference.md": fleet_reference,
+    "metrics.md": metrics,
+}
 
 
 def main() -> int:

@@ -232,6 +232,14 @@ class Planner(Section):
     advisory: bool = Field(False, description="Decide and log, but change nothing.")
 
 
+class Metrics(Section):
+    """Prometheus metrics of the controller and the agent; frontend and workers have Dynamo's own."""
+
+    host: str = Field("127.0.0.1", description="The address on which they are read.")
+    controller_port: int = Field(0, ge=0, le=65535, description="The controller's, at /metrics; 0: none.")
+    agent_port: int = Field(0, ge=0, le=65535, description="The agent's, at /metrics; 0: none.")
+
+
 class Fleet(Section):
     """A fleet on one host."""
 
@@ -243,6 +251,7 @@ class Fleet(Section):
     servers: Servers = Field(default_factory=Servers)
     frontend: Frontend = Field(default_factory=Frontend)
     planner: Planner = Field(default_factory=Planner)
+    metrics: Metrics = Field(default_factory=Metrics)
     lease_ttl_s: int = Field(10, ge=2, description="TTL of a worker's discovery lease.")
 
     @field_validator("pools")

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from dynamo_snapshot import metrics
 from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
 from dynamo_snapshot.agent.criu import Criu
 from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
+from dynamo_snapshot.agent.metrics import AgentMetrics
 from dynamo_snapshot.agent.node import Discoverable, Node, nowhere
 from dynamo_snapshot.agent.registered import asking
 from dynamo_snapshot.agent.service import AgentService
@@ -40,13 +42,17 @@ async def run_agent(
         discoverable: asked before a capture whether an instance with this TCP port is registered.
 
     Raises:
-        SnapshotError: ``criu_missing``, ``not_privileged``, or ``runtime_dir_in_use`` where another agent runs.
+        SnapshotError: ``criu_missing``, ``not_privileged``, ``port_in_use`` (of its metrics), or
+            ``runtime_dir_in_use`` where another agent runs.
     """
     lock = hold_runtime_dir(fleet.agent.runtime_dir)
     try:
         made, compatibility = build_node(fleet.agent, discoverable)
         policies = {name: pool.snapshot for name, pool in fleet.pools.items()}
-        await AgentService(node, made, bus, compatibility, policies).run(stop)
+        registry = metrics.registry()
+        observer = AgentMetrics(registry, fleet.pools)
+        async with metrics.exposed(registry, fleet.metrics.host, fleet.metrics.agent_port):
+            await AgentService(node, made, bus, compatibility, policies, observer).run(stop)
     finally:
         os.close(lock)
 

@@ -38,9 +38,13 @@ class Orders:
     """The orders of one node that are under way."""
 
     def __init__(
-        self, node: Node, idle_share: Callable[[], float | None], on_publish: Callable[[], None] = lambda: None
+        self,
+        node: Node,
+        idle_share: Callable[[], float | None],
+        on_publish: Callable[[], None] = lambda: None,
+        on_end: Callable[[Order, Outcome], None] = lambda order, outcome: None,
     ) -> None:
-        self._node, self._idle_share, self._on_publish = node, idle_share, on_publish
+        self._node, self._idle_share, self._on_publish, self._on_end = node, idle_share, on_publish, on_end
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._makers: dict[str, str] = {}
         """By replica id: the order that is making it."""
@@ -71,6 +75,7 @@ class Orders:
         """Ends ``order`` without beginning it."""
         now = self._node.clock()
         self._end(
+            order,
             Outcome(
                 order_id=order.id,
                 status=OrderStatus.FAILED,
@@ -78,7 +83,7 @@ class Orders:
                 finished_at=now,
                 reason=reason.value,
                 message=message,
-            )
+            ),
         )
 
     async def stop(self) -> None:
@@ -127,7 +132,7 @@ class Orders:
             idle_cpu=idle,
             snapshot_id=snapshot_id,
         )
-        self._end(outcome)
+        self._end(order, outcome)
         await self._node.journal.synced()
 
     async def _run(self, order: Order, spec: WorkerSpec, resumed: Replica | None) -> tuple[phases.Result, str | None]:
@@ -234,8 +239,9 @@ class Orders:
         log.info("order_done", order=order.id, kind=order.kind, replica=order.replica_id)
         return OrderStatus.DONE, None, ""
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, order: Order, outcome: Outcome) -> None:
         self._node.journal.keep(Ended(outcome=outcome))
+        self._on_end(order, outcome)
         self._node.on_change()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
@@ -18,7 +19,7 @@ from dynamo_snapshot.agent.upkeep import Upkeep
 from dynamo_snapshot.bus.interface import Bus
 from dynamo_snapshot.config import SnapshotPolicy
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Order, Reason, Reported, SnapshotSummary, Wanted, WorkerSpec
+from dynamo_snapshot.model import Order, Outcome, Reason, Reported, SnapshotSummary, Wanted, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import compatibility_key
 
 log = structlog.get_logger()
@@ -32,6 +33,16 @@ KEEP_EXITED_S = 60.0
 _RETRY_S = 0.5
 
 
+class Observer(Protocol):
+    """Who is told what an agent does. Must not raise."""
+
+    def ended(self, order: Order, outcome: Outcome) -> None:
+        """An order ended."""
+
+    def reported(self, report: Reported) -> None:
+        """What is so on this node was reported."""
+
+
 class AgentService:
     """One node's agent. :meth:`run` returns when ``stop`` is set; replicas that serve live on."""
 
@@ -42,13 +53,16 @@ class AgentService:
         bus: Bus,
         compatibility: CompatibilityCache,
         policies: Mapping[str, SnapshotPolicy],
+        observer: Observer | None = None,
     ) -> None:
+        self._observer = observer
         self._name, self._node, self._bus, self._compatibility = name, node, bus, compatibility
         self._changed = asyncio.Event()
         node.on_change = self._changed.set
         self._idle = IdleShare()
         self._upkeep = Upkeep(node, policies, lambda: self._keys)
-        self._orders = Orders(node, self._idle.share, self._upkeep.wake)
+        on_end = {} if observer is None else {"on_end": observer.ended}
+        self._orders = Orders(node, self._idle.share, self._upkeep.wake, **on_end)
         self._wanted: Wanted | None = None
         self._keys: dict[str, str] = {}
         self._workers_changed = asyncio.Event()
@@ -172,7 +186,10 @@ class AgentService:
                 await asyncio.sleep(COALESCE_S)
             self._changed.clear()
             try:
-                await self._bus.publish_reported(self.report())
+                report = self.report()
+                if self._observer is not None:
+                    self._observer.reported(report)
+                await self._bus.publish_reported(report)
             except SnapshotError as error:
                 log.warning("report_not_published", cause=str(error))
                 await asyncio.sleep(_RETRY_S)

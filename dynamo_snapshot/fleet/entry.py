@@ -8,12 +8,14 @@ import os
 import signal
 from collections.abc import Mapping
 
+from dynamo_snapshot import metrics
 from dynamo_snapshot.bus.directory import FOLDER, DirectoryBus
 from dynamo_snapshot.config import ETCD_ENV, NATS_ENV, Fleet
 from dynamo_snapshot.discovery.etcd import EtcdDiscovery
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.controller import Controller
 from dynamo_snapshot.fleet.decisions import DynamoPlanner
+from dynamo_snapshot.fleet.metrics import FleetMetrics
 from dynamo_snapshot.fleet.persistence import etcd_store
 from dynamo_snapshot.fleet.publisher import file_and_nats
 from dynamo_snapshot.fleet.rules import fleet_rules
@@ -52,9 +54,11 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
     # The child's Dynamo looks for its servers in the environment.
     child = {**environment, **next(iter(rules.pools.values())).worker.incarnation_environment}
     child["DYN_SKIP_SGLANG_LOG_FORMATTING"] = "1"  # it would leave a file in the folder for temporary files
+    registry = metrics.registry()
     async with (
         etcd_store(etcd_url, fleet.namespace) as store,
         file_and_nats(fleet.agent.runtime_dir, nats_url, fleet.namespace) as publisher,
+        metrics.exposed(registry, fleet.metrics.host, fleet.metrics.controller_port),
     ):
         await Controller(
             rules,
@@ -62,7 +66,7 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
             EtcdDiscovery(etcd_url, fleet.namespace),
             store,
             DynamoPlanner(etcd_url, fleet.namespace, endpoints, environment=child),
-            publisher,
+            FleetMetrics(registry, publisher),
         ).run()
 
 

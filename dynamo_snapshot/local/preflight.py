@@ -32,6 +32,10 @@ def check(fleet: Fleet) -> None:
         "the frontend",
         "Stop what listens there, or choose another frontend.port in fleet.yaml.",
     )
+    for part, port in (("controller", fleet.metrics.controller_port), ("agent", fleet.metrics.agent_port)):
+        if port:
+            remedy = f"Stop what listens there, or choose another metrics.{part}_port in fleet.yaml."
+            require_free(fleet.metrics.host, port, f"the {part}, for its metrics,", remedy)
     require_space(fleet.agent.store_dir, fleet.agent.minimum_free_bytes)
 
 

@@ -218,6 +218,42 @@ def test_servers_that_do_not_answer_are_waited_for_aloud(start_up: Callable[[], 
         assert up.process.wait(30) == 0
 
 
+def test_controller_and_agent_tell_prometheus_where_they_are_asked_to(
+    start_up: Callable[[], Up], fleet_file: Path, free_port: Callable[[], int]
+) -> None:
+    ports = {"agent_port": free_port(), "controller_port": free_port()}
+    change(fleet_file, metrics=ports)
+    up = start_up()
+
+    def told(part: str, line: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports[part]}/metrics", timeout=5) as answer:
+                return line in answer.read().decode().splitlines()
+        except OSError:
+            return False
+
+    up.until(lambda: told("controller_port", 'dynamo_snapshot_replicas{pool="decode",state="serving"} 1.0'), "serving")
+    assert told("controller_port", 'dynamo_snapshot_pool_target{pool="decode",role="decode"} 1.0')
+    assert told("agent_port", 'dynamo_snapshot_node_replicas{phase="registered",pool="decode"} 1.0')
+    done = 'dynamo_snapshot_orders_total{kind="cold_start",outcome="done",pool="decode",reason=""} 1.0'
+    up.until(lambda: told("agent_port", done), "the cold start's end")
+
+
+def test_a_port_for_metrics_that_is_taken_is_refused_before_anything_starts(
+    start_up: Callable[[], Up], fleet_file: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        change(fleet_file, metrics={"agent_port": port})
+        up = start_up()
+        assert up.process.wait(60) == 1
+    text = up.output.read_text()
+    assert f"127.0.0.1:{port}, which the agent, for its metrics, needs, cannot be used" in text
+    assert "choose another metrics.agent_port in fleet.yaml" in text
+
+
 async def test_no_key_stays_in_an_etcd_that_goes_on(
     start_up: Callable[[], Up], fleet_file: Path, etcd_url: str, nats_url: str
 ) -> None:
