@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 
 import pytest
 from dynamo.planner.config.planner_config import PlannerConfig
@@ -11,12 +12,10 @@ from dynamo.planner.core.state_machine import PlannerScalingState
 from dynamo.planner.core.types import EngineCapabilities, FpmObservations, WorkerCapabilities, WorkerCounts
 from policy_signals import sample, signals
 
-from dynamo_snapshot.replay.policies.dynamo import (
-    Dynamo,
-    DynamoLoadKnobs,
-    DynamoThroughputKnobs,
-    forward_pass_metrics,
-)
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
+from dynamo_snapshot.replay.policies.dynamo import Dynamo, DynamoLoadKnobs, DynamoThroughputKnobs
+from dynamo_snapshot.replay.policies.dynamo_planner import forward_pass_metrics
 from dynamo_snapshot.replay.policies.engine_facts import EngineFacts, Traffic
 from dynamo_snapshot.replay.simulation.setting import Setting
 from dynamo_snapshot.replay.simulation.timing import EngineTiming
@@ -137,6 +136,14 @@ def test_an_idle_interval_lets_throughput_go_down() -> None:
         sizes.append(ready)
     assert sizes[11] > 1
     assert sizes[-1] == 1
+
+
+def test_without_dynamo_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dynamo.planner.config.planner_config", None)
+    with pytest.raises(SnapshotError) as refused:
+        load()
+    assert refused.value.reason is Reason.CONFIGURATION_INVALID
+    assert "dynamo-snapshot[dynamo]" in refused.value.remedy
 
 
 @pytest.mark.parametrize(

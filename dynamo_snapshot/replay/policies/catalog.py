@@ -2,7 +2,7 @@
 
 ``build("knative-kpa(target=8)", setting)`` gives one to run. A knob that is a load of one replica also takes
 ``0.5c``: half of the requests with which a replica of this setting still keeps its objective, so that one spec
-means the same to a fast and a slow engine.
+means the same to a fast and a slow engine. Every autoscaler has ``min_replicas`` besides, as its original has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from dynamo_snapshot.replay.policies import snapshot
+from dynamo_snapshot.replay.policies.clairvoyant import Clairvoyant, ClairvoyantKnobs
 from dynamo_snapshot.replay.policies.dynamo import Dynamo, DynamoLoadKnobs, DynamoThroughputKnobs
 from dynamo_snapshot.replay.policies.engine_facts import EngineFacts, Traffic
 from dynamo_snapshot.replay.policies.hpa import Hpa, HpaGpu, HpaGpuKnobs, HpaKnobs
@@ -28,7 +29,8 @@ from dynamo_snapshot.replay.policies.sweeps import SWEEPS
 from dynamo_snapshot.replay.simulation.setting import Setting
 from dynamo_snapshot.replay.simulation.signals import Policy
 
-Values = Mapping[str, Any]
+Values = dict[str, Any]
+_FLOOR = "min_replicas"
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,11 @@ class _Place:
     setting: Setting
     facts: EngineFacts
     name: str
+    floor: int
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return self.setting.min_replicas, self.setting.max_replicas
+        return max(self.floor, self.setting.min_replicas), self.setting.max_replicas
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class _Entry:
 
 
 def names() -> tuple[str, ...]:
-    """All policies, ours first."""
+    """All policies: ours, the rivals, and the ceiling."""
     return tuple(_ENTRIES)
 
 
@@ -99,12 +102,14 @@ def build(spec: str, setting: Setting, traffic: Traffic | None = None) -> Policy
     if unknown is not None:
         raise invalid(f"policy {read.name} has no knob {unknown}{_nearest(unknown, entry.knobs)}", _known(read.name))
     facts = EngineFacts.of(setting, traffic or Traffic())
-    place = _Place(setting, facts, _canonical(read.name, entry, given))
     try:
-        values = {
+        values: Values = {
             knob: _absolute(knob, entry.knobs[knob], text, facts) for knob, text in {**entry.defaults, **given}.items()
         }
-        return entry.make(values, place)
+        floor = values.pop(_FLOOR, 1)
+        if not 1 <= floor <= setting.max_replicas:
+            raise ValueError(f"{_FLOOR} must be from 1 to the setting's {setting.max_replicas}")
+        return entry.make(values, _Place(setting, facts, _canonical(read.name, entry, given), floor))
     except ValueError as error:
         raise invalid(f"policy {read.name}: {error}", _known(read.name)) from error
 
@@ -179,10 +184,15 @@ def _from(knobs: type) -> dict[str, _Knob]:
     }
 
 
+def _scaling(knobs: type) -> dict[str, _Knob]:
+    """Of an autoscaler: each original has a lowest size that its operator sets."""
+    return _from(knobs) | {_FLOOR: _Knob(int, 1)}
+
+
 _ENTRIES: dict[str, _Entry] = {
     "snapshot": _Entry(
         {knob: _Knob(kind, default) for knob, (kind, default) in snapshot.knobs().items()},
-        lambda values, place: snapshot.Snapshot(*place.bounds, name=place.name, **values),
+        lambda values, place: snapshot.Snapshot(place.setting, name=place.name, **values),
     ),
     "static": _Entry(
         _from(StaticKnobs),
@@ -190,36 +200,40 @@ _ENTRIES: dict[str, _Entry] = {
         first="replicas",
     ),
     "dynamo-load": _Entry(
-        _from(DynamoLoadKnobs),
+        _scaling(DynamoLoadKnobs),
         lambda values, place: Dynamo(DynamoLoadKnobs(**values), place.facts, *place.bounds, name=place.name),
     ),
     "dynamo-throughput": _Entry(
-        _from(DynamoThroughputKnobs),
+        _scaling(DynamoThroughputKnobs),
         lambda values, place: Dynamo(DynamoThroughputKnobs(**values), place.facts, *place.bounds, name=place.name),
     ),
     "knative-kpa": _Entry(
-        _from(KpaKnobs),
-        lambda values, place: KnativeKpa(KpaKnobs(**values), name=place.name),
+        _scaling(KpaKnobs),
+        lambda values, place: KnativeKpa(KpaKnobs(**values), place.bounds[0], name=place.name),
     ),
     "hpa": _Entry(
-        _from(HpaKnobs),
+        _scaling(HpaKnobs),
         lambda values, place: Hpa(HpaKnobs(**values), *place.bounds, name=place.name),
         defaults={"target": "0.5c"},
     ),
     "hpa-gpu": _Entry(
-        _from(HpaGpuKnobs),
+        _scaling(HpaGpuKnobs),
         lambda values, place: HpaGpu(HpaGpuKnobs(**values), *place.bounds, name=place.name),
     ),
     "keda": _Entry(
-        _from(KedaKnobs),
+        _scaling(KedaKnobs),
         lambda values, place: Keda(KedaKnobs(**values), *place.bounds, name=place.name),
     ),
     "ray-serve": _Entry(
-        _from(RayServeKnobs),
+        _scaling(RayServeKnobs),
         lambda values, place: RayServe(RayServeKnobs(**values), *place.bounds, name=place.name),
     ),
     "llm-d": _Entry(
-        _from(LlmDKnobs),
+        _scaling(LlmDKnobs),
         lambda values, place: LlmD(LlmDKnobs(**values), place.setting.engine.kv_tokens, *place.bounds, name=place.name),
+    ),
+    "clairvoyant": _Entry(
+        _from(ClairvoyantKnobs),
+        lambda values, place: Clairvoyant(ClairvoyantKnobs(**values), name=place.name),
     ),
 }

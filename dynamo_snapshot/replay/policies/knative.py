@@ -106,12 +106,13 @@ class KpaScaler:
 
 
 class KnativeKpa:
-    """Feeds the scaler with the requests in the system."""
+    """Feeds the scaler with the requests in the system; ``min_scale`` bounds what comes of it."""
 
-    def __init__(self, knobs: KpaKnobs = KpaKnobs(), *, name: str = "knative-kpa") -> None:
+    def __init__(self, knobs: KpaKnobs = KpaKnobs(), min_scale: int = 1, *, name: str = "knative-kpa") -> None:
         self.name = name
         self.interval_s = TICK_S
         self.knobs = knobs
+        self._min_scale = min_scale
         self._in_flight = Averages(knobs.stable_window_s)
         self._scaler: KpaScaler | None = None
         self._last: float | None = None
@@ -127,4 +128,4 @@ class KnativeKpa:
         panic = self._in_flight.mean(now, self.knobs.panic_window_s)
         if stable is None or panic is None:
             return None
-        return self._scaler.scale(signals.ready, stable, panic, now)
+        return max(self._min_scale, self._scaler.scale(signals.ready, stable, panic, now))
