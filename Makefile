@@ -77,6 +77,15 @@ test-gpu: ## Tests on a real GPU, with the Python that has torch there (GPU_PYTH
 bench: setup ## What this project itself adds to a restore, on an idle machine.
 	$(BIN)/dynamo-snapshot bench control-path
 
+# Where the four published traces lie (docs/policy.md), and which halves of them.
+TRACES ?= traces
+HALF ?= first
+
+.PHONY: bench-policy
+bench-policy: $(VENV)/.installed ## Scaling policies on published traces (TRACES=folder HALF=first); goes on where it was stopped.
+	$(BIN)/dynamo-snapshot policy bench $(TRACES) --half $(HALF) \
+	  --json docs/benchmarks/policy.json --plot docs/benchmarks/policy-$(HALF).svg
+
 .PHONY: format
 format: $(VENV)/.installed ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff check --fix .

@@ -99,19 +99,21 @@ def tune(
     from rich.console import Console
 
     from dynamo_snapshot.cli.replay import print_scene
-    from dynamo_snapshot.cli.running import simulated
+    from dynamo_snapshot.cli.running import note_engines, simulated
     from dynamo_snapshot.replay.comparison.advice import Wish, advise
     from dynamo_snapshot.replay.comparison.frontier import frontier
     from dynamo_snapshot.replay.comparison.matrix import swept
     from dynamo_snapshot.replay.comparison.rows import OURS, scenes
     from dynamo_snapshot.replay.comparison.runs import runs
     from dynamo_snapshot.replay.comparison.settings import changed, combinations, setting_of
-    from dynamo_snapshot.replay.comparison.sources import named_sources
+    from dynamo_snapshot.replay.comparison.sources import named_sources, require
     from dynamo_snapshot.replay.comparison.verdict import points
 
     console = Console()
     sources = named_sources(traces or ())
+    require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
+    note_engines(console, settings)
     ours = combinations(OURS, knobs) if knobs else swept(OURS)
     sizes = sorted({setting.bounded(size) for setting in settings.values() for size in range(1, 65)})
     planned = runs(sources, half, [*ours, *(f"static({size})" for size in sizes)], [start], seeds, settings)
@@ -158,12 +160,13 @@ def bench(
     from dynamo_snapshot.replay.comparison.matrix import Matrix
     from dynamo_snapshot.replay.comparison.overview_plot import overview
     from dynamo_snapshot.replay.comparison.settings import setting_of
-    from dynamo_snapshot.replay.comparison.sources import study_sources
+    from dynamo_snapshot.replay.comparison.sources import require, study_sources
     from dynamo_snapshot.replay.policies import catalog
 
     require_writable(json_file, plot)
     console = Console()
     sources = study_sources(folder, traces)
+    require(sources, half)
     settings = {source.name: setting_of(source) for source in sources}
     matrix = Matrix(sources, half, policies or catalog.names(), seeds, settings)
     run = Bench(matrix, json_file, again=again, environment=environment())

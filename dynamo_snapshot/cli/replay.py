@@ -68,16 +68,18 @@ def replay(
     from rich.console import Console
 
     from dynamo_snapshot.cli.results import require_writable
-    from dynamo_snapshot.cli.running import simulated
+    from dynamo_snapshot.cli.running import note_engines, simulated
     from dynamo_snapshot.replay.comparison.runs import runs
     from dynamo_snapshot.replay.comparison.settings import changed, setting_of
-    from dynamo_snapshot.replay.comparison.sources import named_sources
+    from dynamo_snapshot.replay.comparison.sources import named_sources, require
     from dynamo_snapshot.replay.policies import catalog
 
     require_writable(json_file, html_file)
     console = Console()
     sources = named_sources(traces or ())
+    require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
+    note_engines(console, settings)
     planned = runs(sources, half, policies or catalog.names(), starts or DEFAULT_STARTS, seeds, settings)
     lanes = simulated(console, planned, jobs)
     rank = {run.key: index for index, run in enumerate(planned)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dynamo_snapshot.replay.comparison.conduct import Progress
     from dynamo_snapshot.replay.comparison.replicas_plot import Lane
     from dynamo_snapshot.replay.comparison.runs import Run
+    from dynamo_snapshot.replay.simulation.setting import Setting
 
 LINE_EVERY_S = 10.0
 INTERRUPTED = 130
@@ -35,6 +36,18 @@ def simulated(console: Console, runs: Sequence[Run], jobs: int | None) -> list[L
     except KeyboardInterrupt:
         console.print("interrupted; nothing was written", style="dim")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def note_engines(console: Console, settings: Mapping[str, Setting]) -> None:
+    """Says for which traces the engine is only assumed."""
+    from dynamo_snapshot.replay.simulation.timing import EngineTiming
+
+    assumed = [trace for trace, setting in settings.items() if setting.engine == EngineTiming()]
+    if assumed:
+        text = (
+            "replicas as fast as the mocker's default engine are assumed; say otherwise with --setting engine.speed=N"
+        )
+        console.print(f"{', '.join(assumed)}: {text}", style="dim", highlight=False)
 
 
 @contextmanager

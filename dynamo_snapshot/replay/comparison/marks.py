@@ -20,6 +20,8 @@ _SHAPES = {
     "down": "M0 5L5-4H-5Z",
     "cross": "M-5-2H-2V-5H2V-2H5V2H2V5H-2V2H-5Z",
     "hexagon": "M-5 0L-2.5-4.5H2.5L5 0L2.5 4.5H-2.5Z",
+    "left": "M-5.5 0L4-5V5Z",
+    "right": "M5.5 0L-4-5V5Z",
     "bar": "M-2-5H2V5H-2Z",
     "star": "M0-7L1.8-2.2L6.7-2.2L2.8 .9L4.1 5.7L0 2.9L-4.1 5.7L-2.8 .9L-6.7-2.2L-1.8-2.2Z",
 }
@@ -39,6 +41,8 @@ _RIVALS = (
     Look(PURPLE, "down"),
     Look(SKY, "cross"),
     Look(OLIVE, "hexagon"),
+    Look(VERMILION, "left"),
+    Look(GREEN, "right"),
 )
 
 

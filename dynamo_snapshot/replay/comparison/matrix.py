@@ -22,6 +22,8 @@ from dynamo_snapshot.replay.simulation.setting import Setting
 
 START_SETTINGS = ((2.0, 45.0), (8.0, 100.0))
 """Restore and cold-start times, seconds: a small model and a large one, as measured."""
+MISS_COSTS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""GPU-seconds that a request outside its objective is worth: our one cost knob."""
 NEAR_ATTAINMENT = 0.02
 NEAR_HOURS = 1.05
 """A rival is near one of ours if it attains at most so much less and costs at most so many times as much."""
@@ -64,7 +66,9 @@ class Matrix:
 
 
 def swept(policy: str) -> list[str]:
-    """The settings of a policy's sweep; a static fleet is always called by its size."""
+    """The settings of a policy's sweep: of ours the cost knob's values, of a static fleet its sizes."""
+    if policy == OURS:
+        return [f"{OURS}(miss_cost_s={cost:g})" for cost in MISS_COSTS_S]
     specs = catalog.sweep(policy)
     if policy == "static":
         return [f"static({catalog.knobs(policy)['replicas']})" if spec == policy else spec for spec in specs]

@@ -11,7 +11,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.replicas_plot import Lane, Size
-from dynamo_snapshot.replay.comparison.rows import Key, Row, Start, family, spec_of
+from dynamo_snapshot.replay.comparison.rows import OURS, Key, Row, Start, family, spec_of
 from dynamo_snapshot.replay.comparison.sources import Source, part
 from dynamo_snapshot.replay.policies import catalog
 from dynamo_snapshot.replay.policies.engine_facts import Traffic
@@ -62,7 +62,7 @@ def runs(
     found: dict[Run, None] = {}
     for source in sources:
         for spec in policies:
-            name = catalog.build(spec, settings[source.name]).name
+            name = _name(spec, settings[source.name])
             for model in (None,) if never_starts(name) else models:
                 for seed in range(seeds if model and (model.spread or model.failures) else 1):
                     run = Run(
@@ -75,6 +75,12 @@ def runs(
                     )
                     found[run] = None
     return tuple(found)
+
+
+def _name(spec: str, setting: Setting) -> str:
+    """The catalog's name of a policy; ours keeps what was said, so that each row tells the knob's value."""
+    name = catalog.build(spec, setting).name
+    return "".join(spec.split()) if family(name)[0] == OURS else name
 
 
 def never_starts(policy: str) -> bool:

@@ -83,6 +83,12 @@ def study_sources(folder: Path, names: Sequence[str] | None = None) -> tuple[Sou
     return tuple(sources)
 
 
+def require(sources: Sequence[Source], half: Half) -> None:
+    """Reads every trace, so that one that is none is known before anything else is done; raises as :func:`part`."""
+    for source in sources:
+        part(source, half)
+
+
 def _named(path: Path) -> Source:
     known = study(path.name.removesuffix(".gz"))
     if known is not None:
