@@ -25,10 +25,11 @@ TINY = Setting(max_replicas=3)
 def cost_of(sizes: tuple[int, ...], load: Work, start_s: float, stop_s: float, miss_cost_s: float) -> float:
     """What the plan's model says of one sequence of sizes."""
     cost, queued = 0.0, 0.0
-    for size, seconds, slack in zip(sizes, load.seconds, load.slack, strict=True):
+    for size, seconds, slack, square in zip(sizes, load.seconds, load.slack, load.squares, strict=True):
         cost += size * SLOT_S
         delay = max(0.0, queued + (seconds - size * SLOT_S) / 2) / size
-        cost += sum(miss_cost_s / (1 + np.exp((one - delay) / 0.15)) for one in slack)
+        blur = np.sqrt(0.15**2 + 0.3 * square / size)
+        cost += sum(miss_cost_s / (1 + np.exp((one - delay) / blur)) for one in slack)
         queued = max(0.0, queued + seconds - size * SLOT_S)
     for before, after in itertools.pairwise(sizes):
         cost += start_s * max(0, after - before) + stop_s * max(0, before - after)
@@ -46,7 +47,7 @@ def test_the_plan_is_the_cheapest_of_all(
     quarters: list[int], start_s: float, stop_s: float, miss_cost_s: float
 ) -> None:
     seconds = np.array(quarters) * 0.25
-    load = Work(seconds, tuple(np.full(min(count, 1), 0.6) for count in quarters))
+    load = Work(seconds, tuple(np.full(min(count, 1), 0.6) for count in quarters), seconds**2)
     plan = tuple(cheapest(load, TINY, start_s, stop_s, miss_cost_s))
     costs = [cost_of(sizes, load, start_s, stop_s, miss_cost_s) for sizes in itertools.product((1, 2, 3), repeat=5)]
     assert cost_of(plan, load, start_s, stop_s, miss_cost_s) == pytest.approx(min(costs))

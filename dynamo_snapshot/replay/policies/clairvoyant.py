@@ -23,9 +23,11 @@ from dynamo_snapshot.replay.trace import TraceRequest
 Sizes = tuple[int, ...]
 """What to ask for in each slot; the last one for good."""
 
-_MARGINS = (0.9, 1.0, 1.15, 1.35, 1.6)
+_MARGINS = (0.8, 0.95, 1.1, 1.3, 1.6)
 _IN_TIME = 0.95
 """Share of the starts that are ordered early enough."""
+_LONGEST = 0.9
+"""As a share of all requests' lengths."""
 _TRIAL_SEED = 1_000_003
 """Plans are tried with other start-up times than the run's."""
 
@@ -63,7 +65,7 @@ class Clairvoyant:
 
     def _plans(self, requests: Sequence[TraceRequest], setting: Setting, startup: StartupModel) -> Iterator[Sizes]:
         lead = math.ceil(startup.quantile_s(_IN_TIME) / SLOT_S)
-        drain_s = _typical_stay_s(requests, setting)
+        drain_s = _drain_s(requests, setting)
         needed = 0.0
         for margin in _MARGINS:
             load = work(requests, setting, margin)
@@ -90,8 +92,8 @@ class Planned:
         return self._sizes[min(round(signals.now / SLOT_S), len(self._sizes) - 1)]
 
 
-def _typical_stay_s(requests: Sequence[TraceRequest], setting: Setting) -> float:
-    """How long a middling request runs: a replica that is withdrawn drains for about so long."""
+def _drain_s(requests: Sequence[TraceRequest], setting: Setting) -> float:
+    """How long a replica that is withdrawn drains, about: as long as the longest of a few requests runs."""
     times = PassTimes(setting.engine)
     tokens = sorted(request.output_tokens for request in requests)
-    return tokens[len(tokens) // 2] * times.decode(0) if tokens else 0.0
+    return tokens[int(_LONGEST * len(tokens))] * times.decode(0) if tokens else 0.0

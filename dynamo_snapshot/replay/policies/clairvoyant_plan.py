@@ -3,7 +3,8 @@
 The pool is one queue of work, in seconds of one replica, that ``n`` replicas shorten by ``n`` seconds a second.
 A state is (replicas, queued work); a slot costs its replicas, each start its start-up time, each stop its drain,
 and each request that will miss its objective ``miss_cost_s``. The fluid knows neither batches nor which replica
-a request goes to, so a miss is a probability that rises as the queue's delay nears the objective.
+a request goes to, so a miss is a probability that rises as the queue's delay nears the objective, the more
+gradually the more unequal the requests of one moment are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _QUEUE_STEP_S = 0.25
 _QUEUE_LEVELS = 200
 """Longer queues are cut: by then everybody in them is late."""
 _BLUR_S = 0.15
-"""Scale of the logistic that turns a delay into the probability of a miss."""
+"""Scale of the logistic that turns a delay into the probability of a miss, for requests that are alike."""
+_LOGISTIC_VARIANCE = 0.3
+"""The square of a logistic's scale is this share of its variance: 3 / pi squared."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,12 +40,14 @@ class Work:
     """Of one replica."""
     slack: tuple[Floats, ...]
     """Of each request that came in the slot: how long it may queue and still be in time."""
+    squares: Floats
+    """Sum of the squares of the slot's requests' work: what a replica gets of them varies by this over n."""
 
 
 def work(requests: Sequence[TraceRequest], setting: Setting, margin: float) -> Work:
     """Returns the work of ``requests``, each ``margin`` times as long as the fluid has it."""
     slots = int(requests[-1].offset_s / SLOT_S) + 1 if requests else 1
-    seconds = np.zeros(slots)
+    seconds, squares = np.zeros(slots), np.zeros(slots)
     slack: list[list[float]] = [[] for _ in range(slots)]
     times = PassTimes(setting.engine)
     full = setting.engine.max_batched_tokens
@@ -54,10 +59,11 @@ def work(requests: Sequence[TraceRequest], setting: Setting, margin: float) -> W
         prefill = prompt * (times.prefill(full) + times.decode(0)) / full
         decode = tokens * (times.decode(prompt + tokens / 2) - times.decode(0))
         seconds[slot] += (prefill + decode) * margin
+        squares[slot] += prefill**2
         whole, rest = divmod(prompt, full)
         alone = whole * times.prefill(full) + (times.prefill(rest) if rest else 0.0)
         slack[slot].append(setting.ttft_objective_s - alone - fixed)
-    return Work(seconds, tuple(np.array(of_slot) for of_slot in slack))
+    return Work(seconds, tuple(np.array(of_slot) for of_slot in slack), squares)
 
 
 def cheapest(load: Work, setting: Setting, start_s: float, stop_s: float, miss_cost_s: float) -> list[int]:
@@ -78,7 +84,8 @@ def cheapest(load: Work, setting: Setting, start_s: float, stop_s: float, miss_c
         cost = served + _at(ahead, after)
         if len(load.slack[slot]):
             delay = np.maximum(0.0, queue[None, :] + (load.seconds[slot] - served) / 2) / sizes[:, None]
-            cost = cost + miss_cost_s * _misses(delay, load.slack[slot])
+            blur = np.sqrt(_BLUR_S**2 + _LOGISTIC_VARIANCE * load.squares[slot] / sizes[:, None])
+            cost = cost + miss_cost_s * _misses(delay, load.slack[slot], blur)
         ahead, choices[slot] = _resized(cost, start_s, stop_s)
     return _followed(load, sizes, choices, int(np.argmin(ahead[:, 0])))
 
@@ -102,13 +109,13 @@ def _at(values: Floats, queued: Floats) -> Floats:
     return lower + part * (upper - lower)
 
 
-def _misses(delay: Floats, slack: Floats) -> Floats:
+def _misses(delay: Floats, slack: Floats, blur: Floats) -> Floats:
     """How many requests miss, for each delay; those that cannot make it whatever is done are left out."""
     able = np.sort(slack[slack > 0])
     groups = np.array_split(able, min(4, len(able))) if len(able) else []
     total = np.zeros_like(delay)
     for group in groups:
-        exponent = np.clip((float(group.mean()) - delay) / _BLUR_S, -40, 40)
+        exponent = np.clip((float(group.mean()) - delay) / blur, -40, 40)
         total += len(group) / (1 + np.exp(exponent))
     return total
 

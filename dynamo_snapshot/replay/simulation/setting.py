@@ -12,10 +12,13 @@ from dynamo_snapshot.replay.simulation.timing import EngineTiming
 class Router(StrEnum):
     """Which ready replica gets a request that comes; it is never moved to another afterwards."""
 
-    LEAST_LOADED = "least-loaded"
-    """The one with the fewest requests, as Dynamo's frontend with ``--router-mode least-loaded``."""
     ROUND_ROBIN = "round-robin"
     """One after the other: Dynamo's default."""
+    LEAST_LOADED = "least-loaded"
+    """The one with the fewest requests, as Dynamo's frontend with ``--router-mode least-loaded``.
+
+    A replica that has just started gets every request until it has as many as the others: it can fall behind.
+    """
     SHARED_QUEUE = "shared-queue"
     """Requests wait in one queue, and an engine takes them when it has room in its next pass."""
 
@@ -25,7 +28,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "default"
     engine: EngineTiming = EngineTiming()
-    router: Router = Router.LEAST_LOADED
+    router: Router = Router.ROUND_ROBIN
     min_replicas: int = 1
     max_replicas: int = 16
     initial_replicas: int = 1

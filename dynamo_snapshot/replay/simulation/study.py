@@ -45,9 +45,9 @@ def _study(trace: str, file: str, split_s: float, speed: float) -> Study:
 
 STUDIES: tuple[Study, ...] = (
     _study("azure-code", "AzureLLMInferenceTrace_code.csv", 1718.0, 0.30),
-    _study("azure-conv", "AzureLLMInferenceTrace_conv.csv", 1718.0, 0.13),
-    _study("mooncake-conversation", "mooncake_conversation_trace.jsonl", 1718.0, 0.75),
-    _study("mooncake-synthetic", "mooncake_synthetic_trace.jsonl", 511.0, 0.80),
+    _study("azure-conv", "AzureLLMInferenceTrace_conv.csv", 1718.0, 0.12),
+    _study("mooncake-conversation", "mooncake_conversation_trace.jsonl", 1718.0, 0.67),
+    _study("mooncake-synthetic", "mooncake_synthetic_trace.jsonl", 511.0, 0.82),
 )
 """The synthetic trace lasts 1022 s, the others about an hour."""
 
