@@ -19,6 +19,7 @@ from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.entry import JOURNAL
 from dynamo_snapshot.agent.house import MARK
 from dynamo_snapshot.agent.journal import Ended, Entry
+from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.local import leftovers
 from dynamo_snapshot.local.etcd import Etcd
@@ -293,7 +294,7 @@ class FleetUnderLoad:
         store = self.local.fleet.agent.store_dir
         found = self.ledger.violations()
         found += [f"stranger: {process}" for process in self._strangers()]
-        found += [f"mount: {point}" for point in leftovers.mounts(self.local.runtime_dir)]
+        found += [f"mount: {point}" for point in mount_points(self.local.runtime_dir)]
         found += [f"lives without a house: {name}" for name in living - houses]
         found += [f"house of nobody: {name}" for name in houses - reported]
         found += [f"cgroup of nobody: {name}" for name in groups - houses]
