@@ -93,15 +93,17 @@ class Hooks:
     async def await_release(self, control: ControlDirectory, quiesce: Step) -> bool:
         """Quiesces, waits and applies the identity. True: a new incarnation, not resumed yet; False: the same one."""
         self.lifecycle.fire(Event.QUIESCE)
-        await self.step(HookReason.QUIESCE_FAILED, quiesce)
+        try:
+            await self.step(HookReason.QUIESCE_FAILED, quiesce)
+        except HookError as error:
+            if error.reason is not HookReason.PAUSE_UNSUPPORTED:
+                raise
+            return self._refused(error.reason, f"{error.reason}: {error.message}")
         shm_names.put_back(self._pid)
         findings = guard.scan(os.getpid())
         if findings:
             refusal = f"{findings[0].reason}: " + "; ".join(map(str, findings))
-            logger.error("not ready for a snapshot, going on without: %s", refusal)
-            self.lifecycle.evidence["capture_refused"] = refusal
-            self.lifecycle.fire(Event.REFUSED, reason=findings[0].reason, message=refusal)
-            return False
+            return self._refused(findings[0].reason, refusal)
         # What lives now is not looked at by the collector again: fewer pages of clones become their own.
         gc.collect()
         gc.freeze()
@@ -124,6 +126,13 @@ class Hooks:
         self._adopt(control, release)
         self.lifecycle.fire(Event.IDENTITY_APPLIED)
         return True
+
+    def _refused(self, reason: str, refusal: str) -> bool:
+        """The worker cannot be captured: it goes on as the cold start it is."""
+        logger.error("not ready for a snapshot, going on without: %s", refusal)
+        self.lifecycle.evidence["capture_refused"] = refusal
+        self.lifecycle.fire(Event.REFUSED, reason=reason, message=refusal)
+        return False
 
     async def self_test(self, test: Step) -> None:
         """Runs ``test``, which raises where the engine does not answer as it should, and stamps its passing."""

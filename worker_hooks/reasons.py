@@ -14,6 +14,7 @@ class HookReason(StrEnum):
 
     BOOT_FAILED = "boot_failed"
     QUIESCE_FAILED = "quiesce_failed"
+    PAUSE_UNSUPPORTED = "pause_unsupported"
     IO_URING_OPEN = "io_uring_open"
     OUTSIDE_SOCKET = "outside_socket"
     RUNTIME_THREAD = "runtime_thread"
@@ -51,6 +52,10 @@ EXPLANATIONS: dict[HookReason, Explanation] = {
     HookReason.QUIESCE_FAILED: Explanation(
         "The engine could not give up what must not be captured.",
         "Mend the engine's quiesce; the worker ends, for an engine half quiesced cannot serve.",
+    ),
+    HookReason.PAUSE_UNSUPPORTED: Explanation(
+        "The engine, in this version or as it was started, has no call that gives its GPU memory up.",
+        "Nothing was given up: the worker serves, without a capture. The message says what the engine lacks.",
     ),
     HookReason.IO_URING_OPEN: Explanation(
         "The worker holds an io_uring, which CRIU cannot dump.",

@@ -13,10 +13,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.engine_conformance import EngineConformance, GpuWorld, put_modules
 
 from worker_hooks.control import STATE_DIR_ENV
 from worker_hooks.engines import vllm as adapter
-from worker_hooks.engines.vllm import EXECUTOR, WORKER_EXTENSION, Places, SnapshotWorker, VllmEngine, WorkerPart
+from worker_hooks.engines.vllm import EXECUTOR, WORKER_EXTENSION, SnapshotWorker, VllmEngine
+from worker_hooks.engines.worker_part import Places, WorkerPart
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.weights.arena import Attached
 from worker_hooks.weights.segment import SEGMENTS_ENV, SEGMENTS_FILE, Segment, SegmentStore, decode_segments
@@ -161,26 +163,22 @@ def test_places_are_the_environment_s(tmp_path: Path) -> None:
 
 @dataclass
 class FakeLLM:
-    """As ``vllm.LLM``: answers with ``tokens``, and not while it sleeps."""
+    """As ``vllm.LLM``: answers with the world's tokens, and not while it sleeps."""
 
-    tokens: list[int] = field(default_factory=lambda: [5, 6, 7])
-    asleep: bool = False
-    slept: int = 0
+    world: GpuWorld = field(default_factory=GpuWorld)
 
     def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
-        assert not self.asleep
         assert not use_tqdm
         assert len(prompts) == 1
         assert prompts[0]["prompt_token_ids"]
         assert sampling_params["temperature"] == 0
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.tokens, cumulative_logprob=-1.5)])]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=self.world.generate(), cumulative_logprob=-1.5)])]
 
     def sleep(self, level: int = 1) -> None:
-        self.asleep, self.slept = True, self.slept + 1
+        self.world.give_up("kv_cache", "weights")
 
     def wake_up(self) -> None:
-        assert self.asleep
-        self.asleep = False
+        self.world.take_back("weights", "kv_cache")
 
     def collective_rpc(self, method: str) -> list[Any]:
         assert method == "snapshot_evidence"
@@ -189,37 +187,44 @@ class FakeLLM:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
-    module = ModuleType("vllm")
-    module.__dict__["SamplingParams"] = lambda **options: options
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    put_modules(monkeypatch, {"vllm": {"SamplingParams": lambda **options: options}})
     return FakeLLM()
+
+
+class TestConformance(EngineConformance):
+    @pytest.fixture
+    def world(self, llm: FakeLLM) -> GpuWorld:
+        return llm.world
+
+    @pytest.fixture
+    def engine(self, llm: FakeLLM, evidence: dict[str, str]) -> VllmEngine:
+        return VllmEngine(llm, evidence)
 
 
 def test_an_engine_answers_after_a_capture_as_before_it(llm: FakeLLM) -> None:
     evidence: dict[str, str] = {}
     engine = VllmEngine(llm, evidence)
     engine.quiesce()
-    assert llm.asleep
     engine.resume()
     engine.self_test()
     assert (evidence["answer"], evidence["answer_logprob"], evidence["weights"]) == ("5 6 7", "-1.5", "by_loader=1")
 
 
-def test_another_answer_than_at_capture_fails_the_self_test(llm: FakeLLM) -> None:
-    engine = VllmEngine(llm, {})
-    engine.quiesce()
-    engine.resume()
-    llm.tokens = [5, 6, 8]
-    with pytest.raises(HookError) as failed:
-        engine.self_test()
-    assert failed.value.reason is HookReason.SELF_TEST_FAILED
+async def test_dynamo_s_engine_is_asked_the_same_past_any_cached_prefix(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
 
+    class Client:
+        async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
+            asked.append((prompt["cache_salt"], request_id))
+            assert sampling_params["temperature"] == 0
+            for count in (1, 2):
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6][:count])])
 
-def test_an_engine_without_a_capture_needs_no_wake_up(llm: FakeLLM) -> None:
-    engine = VllmEngine(llm, {})
-    engine.resume()
-    engine.self_test()
-    assert llm.slept == 0
+    handed_over = ((Client(), None), None)
+    assert [await adapter.answer(handed_over) for _ in range(2)] == [[5, 6], [5, 6]]
+    assert len(set(asked)) == 2
 
 
 def test_the_environment_keeps_what_is_set() -> None:

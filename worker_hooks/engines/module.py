@@ -4,21 +4,26 @@
 leave no slot for a self-test, and publish themselves by two calls in either order: ``register_model``
 (the model card) and ``Endpoint.serve_endpoint`` (the instance). The names are replaced before the module
 is imported: the helper's wait by the hooks' own, and the two calls by ones that first send the endpoint's
-health-check request through its own handler, and publish nothing before it was answered.
+health-check request through its own handler, and publish nothing before it was answered. An engine that the hooks
+know is asked a fixed prompt before its capture, too, and publishes nothing unless it answers the same afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import os
 import runpy
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from worker_hooks.engines import sglang, tensorrt_llm, vllm
+from worker_hooks.engines.greedy import GreedyAnswer
 from worker_hooks.engines.symbols import require
 from worker_hooks.gate import Presence, drain_timeout_s
 from worker_hooks.hooks import Hooks, exit_error
@@ -31,8 +36,29 @@ ENGINE_PACKAGES = {"dynamo.vllm": "vllm", "dynamo.sglang": "sglang", "dynamo.trt
 
 AUXILIARY_TIMEOUT_S = 60.0
 """How long an endpoint beside the model's waits for the model's to pass its self-test."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long an engine may take for the fixed prompt before its capture, or goes without."""
 
 Call = Callable[..., Awaitable[Any]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KnownEngine:
+    """What the hooks know of the engine behind one of Dynamo's modules."""
+
+    answer: Callable[[Any], Awaitable[list[int]]]
+    """Greedy tokens to the fixed prompt."""
+    require_pause: Callable[[Any], None] = lambda engine: None
+    """Raises ``pause_unsupported`` where Dynamo's pause would give nothing up."""
+
+
+KNOWN_ENGINES = {
+    "dynamo.vllm": KnownEngine(vllm.answer),
+    "dynamo.sglang": KnownEngine(sglang.answer),
+    "dynamo.trtllm": KnownEngine(tensorrt_llm.answer, tensorrt_llm.require_pause),
+}
 
 
 def run_module(hooks: Hooks, module: str, arguments: Sequence[str]) -> int:
@@ -68,6 +94,9 @@ class ModuleHooks:
         self._deferred: list[Callable[[], Awaitable[Any]]] = []
         self._watch: asyncio.Task[None] | None = None
         self._resumes_itself = False
+        self._known: KnownEngine | None = None
+        self._engine: Any = None
+        self._greedy = GreedyAnswer(hooks.lifecycle.evidence)
 
     def install(self, module: str) -> None:
         """Replaces the names; raises ``symbols_missing`` naming every one that is not there."""
@@ -75,14 +104,19 @@ class ModuleHooks:
         for name in filter(None, (module, package)):
             if not _importable(name):
                 raise HookError(HookReason.SYMBOLS_MISSING, f"{module} cannot run: no module named {name}")
-        lifecycle = require("dynamo.common.snapshot.lifecycle", ["SnapshotConfig.run_lifecycle"])
+        lifecycle = require(
+            "dynamo.common.snapshot.lifecycle",
+            ["SnapshotConfig.run_lifecycle", "EngineSnapshotController.wait_for_restore"],
+        )
         runtime = require("dynamo.runtime", ["Endpoint.serve_endpoint", "Context"])
         llm = require("dynamo.llm", ["register_model"])
         shutdown = require("dynamo.common.utils.graceful_shutdown", ["graceful_shutdown_with_discovery"])
 
+        self._known = KNOWN_ENGINES.get(module)
         # Since Dynamo 1.5 the helper returns with the engine still paused, and elect_and_wake resumes it.
         self._resumes_itself = not hasattr(lifecycle, "elect_and_wake")
         self._patch(lifecycle.SnapshotConfig, "run_lifecycle", self._hooked_lifecycle)
+        self._patch(lifecycle.EngineSnapshotController, "wait_for_restore", self._noted_engine)
         self._patch(runtime.Endpoint, "serve_endpoint", self._gated_serve)
         for name in ("register_model", "register_llm"):
             if hasattr(llm, name):
@@ -101,7 +135,12 @@ class ModuleHooks:
             if hooks.control is None:
                 raise HookError(HookReason.INTERNAL_ERROR, f"{config.control_dir} is not known to the hooks")
             hooks.booted()
-            if await hooks.await_release(hooks.control, lambda: pause_controller.pause(*pause_arguments)):
+
+            async def quiesce() -> None:
+                await self._record_answer()
+                await pause_controller.pause(*pause_arguments)
+
+            if await hooks.await_release(hooks.control, quiesce):
                 hooks.lifecycle.fire(Event.RESUME)
             os.environ.pop("HF_HUB_OFFLINE", None)  # as the helper does: registration may need the hub
             if self._resumes_itself:
@@ -110,6 +149,28 @@ class ModuleHooks:
             return True
 
         return run_lifecycle
+
+    def _noted_engine(self, wait: Call) -> Call:
+        async def wait_for_restore(controller: Any) -> Any:
+            self._engine = controller.engine
+            return await wait(controller)
+
+        return wait_for_restore
+
+    async def _record_answer(self) -> None:
+        """Asks an engine that the hooks know; one that cannot be asked, as half of a pair, is captured without."""
+        if self._known is None or self._engine is None:
+            return
+        self._known.require_pause(self._engine)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                self._greedy.record(await self._known.answer(self._engine))
+        except Exception as error:  # whatever the engine raises
+            logger.warning("the self-test will be the health check alone: %s: %s", type(error).__name__, error)
+
+    async def _check_answer(self) -> None:
+        if self._known is not None and self._greedy.recorded:
+            self._greedy.check(await self._known.answer(self._engine))
 
     def _gated_serve(self, serve: Call) -> Call:
         async def serve_endpoint(endpoint: Any, handler: Any, *arguments: Any, **options: Any) -> Any:
@@ -145,7 +206,12 @@ class ModuleHooks:
         try:
             if hooks.lifecycle.state is State.BOOTING:
                 hooks.booted()
-            await hooks.self_test(lambda: probe(handler, payload))
+
+            async def test() -> None:
+                await probe(handler, payload)
+                await self._check_answer()
+
+            await hooks.self_test(test)
             presence = Presence(endpoint, await endpoint.client())
             for register in self._deferred:
                 await register()

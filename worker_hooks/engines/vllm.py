@@ -15,22 +15,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
+import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker_hooks import identity
-from worker_hooks.control import control_directory
-from worker_hooks.holder import HOUSE
-from worker_hooks.reasons import HookError, HookReason
-from worker_hooks.weights.arena import Attached
-from worker_hooks.weights.handover import SOCKET
-from worker_hooks.weights.segment import SEGMENTS_ENV, SEGMENTS_FILE, Segment, SegmentStore, encode_segments
+from worker_hooks.engines.greedy import ANSWER_TOKENS, PROMPT, GreedyAnswer
+from worker_hooks.engines.worker_part import Places, WorkerPart
 
 if TYPE_CHECKING:
 
@@ -51,81 +44,9 @@ if TYPE_CHECKING:
 else:
     _Executor = object
 
-logger = logging.getLogger(__name__)
-
 EXECUTOR = "worker_hooks.engines.vllm.SnapshotExecutor"
 """For vLLM's ``distributed_executor_backend``."""
 WORKER_EXTENSION = "worker_hooks.engines.vllm.SnapshotWorker"
-
-PROMPT = tuple(range(100, 164))
-"""The self-test's prompt, as token ids: any model has them."""
-ANSWER_TOKENS = 8
-
-
-class Weights(Protocol):
-    """:class:`worker_hooks.weights.vllm.VllmWeights`."""
-
-    def quiesce(self, store: SegmentStore) -> list[Segment]: ...
-
-    def resume(self, store: SegmentStore, loader: Path | None = None) -> Attached: ...
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a worker process finds what lies outside it."""
-
-    store: SegmentStore
-    loader: Path
-    """The socket where a loader may listen."""
-    control: Path | None = None
-    """Where the segments are listed."""
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Places:
-        """As the environment says; raises ``quiesce_failed`` where it names no store."""
-        if not environ.get(SEGMENTS_ENV):
-            raise HookError(HookReason.QUIESCE_FAILED, f"{SEGMENTS_ENV} names no folder for weight segments")
-        control = control_directory(environ)
-        return cls(
-            store=SegmentStore(Path(environ[SEGMENTS_ENV])),
-            loader=Path(HOUSE) / SOCKET,
-            control=None if control is None else control.path,
-        )
-
-
-class WorkerPart:
-    """What one worker process gives up and takes back.
-
-    Args:
-        weights: all memory of vLLM's sleep-mode allocator.
-        places: store, loader, control directory.
-        empty_caches: gives back what the process keeps for later, on the GPU and on the host.
-    """
-
-    def __init__(self, weights: Weights, places: Places, empty_caches: Callable[[], None]) -> None:
-        self._weights, self._places, self._empty_caches = weights, places, empty_caches
-
-    def quiesce(self) -> None:
-        segments = self._weights.quiesce(self._places.store)
-        if self._places.control is not None:
-            listed = self._places.control / SEGMENTS_FILE
-            staged = listed.with_suffix(".new")
-            staged.write_bytes(encode_segments(segments))
-            staged.rename(listed)
-        self._empty_caches()
-        # What lives now is not looked at by the collector again: fewer pages of clones become their own.
-        gc.freeze()
-
-    def resume(self) -> dict[str, str]:
-        """Returns how it went, for the worker's evidence."""
-        began = time.monotonic()
-        loader = self._places.loader if self._places.loader.exists() else None
-        attached = self._weights.resume(self._places.store, loader)
-        identity.reseed()
-        return {
-            "weights": f"by_loader={attached.by_loader} {attached.why}".strip(),
-            "weights_s": f"{time.monotonic() - began:.4f}",
-        }
 
 
 class SnapshotWorker:
@@ -240,7 +161,7 @@ class VllmEngine:
     def __init__(self, llm: OfflineEngine, evidence: MutableMapping[str, str]) -> None:
         self._llm, self._evidence = llm, evidence
         self._asleep = False
-        self._expected: list[int] | None = None
+        self._greedy = GreedyAnswer(evidence)
 
     def answer(self) -> list[int]:
         """Returns the greedy tokens to :data:`PROMPT`; their log-probability, finer than they are, is evidence."""
@@ -249,12 +170,11 @@ class VllmEngine:
         greedy = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, detokenize=False, logprobs=0)
         (output,) = self._llm.generate([{"prompt_token_ids": list(PROMPT)}], greedy, use_tqdm=False)
         (answered,) = output.outputs
-        self._evidence["answer"] = " ".join(map(str, answered.token_ids))
         self._evidence["answer_logprob"] = repr(answered.cumulative_logprob)
         return list(answered.token_ids)
 
     def quiesce(self) -> None:
-        self._expected = self.answer()
+        self._greedy.record(self.answer())
         self._llm.sleep(level=1)
         self._asleep = True
         gc.collect()
@@ -273,11 +193,21 @@ class VllmEngine:
         began = time.monotonic()
         answer = self.answer()
         self._evidence["answer_s"] = f"{time.monotonic() - began:.4f}"
-        if self._expected is None:
-            return
-        (worker,) = self._llm.collective_rpc("snapshot_evidence")
-        self._evidence.update(worker)
-        if answer != self._expected:
-            raise HookError(
-                HookReason.SELF_TEST_FAILED, f"the prompt gave {answer} instead of {self._expected} as at capture"
-            )
+        if self._greedy.recorded:
+            (worker,) = self._llm.collective_rpc("snapshot_evidence")
+            self._evidence.update(worker)
+        self._greedy.check(answer)
+
+
+async def answer(engine: Any) -> list[int]:
+    """Returns the greedy tokens of an engine as ``dynamo.vllm`` hands it over: ``((client, …), …)``."""
+    from vllm import SamplingParams
+
+    client = engine[0][0]
+    greedy = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, detokenize=False)
+    # Salted, so that no cached prefix answers in the model's place.
+    prompt = {"prompt_token_ids": list(PROMPT), "cache_salt": secrets.token_hex(8)}
+    tokens: list[int] = []
+    async for output in client.generate(prompt, greedy, f"self-test-{secrets.token_hex(8)}"):
+        tokens = list(output.outputs[0].token_ids)
+    return tokens

@@ -1,0 +1,159 @@
+"""A module of Dynamo's, here made up, whose engine the hooks know: its own tokens decide on its registration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.engine_conformance import put_modules
+from support.watching import wait_until
+
+from worker_hooks import guard
+from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
+from worker_hooks.engines import module
+from worker_hooks.engines.module import KnownEngine, ModuleHooks
+from worker_hooks.hooks import Hooks
+from worker_hooks.lifecycle import State
+from worker_hooks.reasons import HookError, HookReason
+
+MODULE = "made_up.worker"
+
+
+@dataclass
+class Engine:
+    """Its own pause controller, too, as Dynamo's helper calls it."""
+
+    tokens: list[int] = field(default_factory=lambda: [5, 6])
+    paused: bool = False
+    silent: bool = False
+
+    async def pause(self, *arguments: object) -> None:
+        self.paused = True
+
+    async def generate(self, request: Any, context: Any) -> Any:
+        yield {"token_ids": [1]}
+
+
+async def _answer(engine: Engine) -> list[int]:
+    assert not engine.paused
+    if engine.silent:
+        raise RuntimeError("half of a pair answers nobody by itself")
+    return engine.tokens
+
+
+class SnapshotConfig:
+    control_dir = "here"
+
+    async def run_lifecycle(self, pause_controller: Any, *pause_arguments: Any) -> bool:
+        raise AssertionError("the hooks stand in for it")
+
+
+@dataclass
+class EngineSnapshotController:
+    engine: Engine
+    snapshot_config: SnapshotConfig
+
+    async def wait_for_restore(self) -> bool:
+        return await self.snapshot_config.run_lifecycle(self.engine)
+
+
+class Endpoint:
+    """Never in discovery: what comes after the self-test is not looked at here."""
+
+    served = 0
+
+    async def client(self) -> Any:
+        return SimpleNamespace()
+
+    async def serve_endpoint(self, handler: Any, **options: Any) -> None:
+        Endpoint.served += 1
+
+
+@pytest.fixture
+def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    monkeypatch.setattr(guard, "scan", lambda pid: [])
+    monkeypatch.setattr(Endpoint, "served", 0)
+    monkeypatch.setattr(ModuleHooks, "_watch_presence", lambda self, presence: asyncio.sleep(0))
+    monkeypatch.setattr(module, "Presence", lambda endpoint, client: None)
+    put_modules(
+        monkeypatch,
+        {
+            "dynamo.common.snapshot.lifecycle": {
+                "SnapshotConfig": SnapshotConfig,
+                "EngineSnapshotController": EngineSnapshotController,
+                "elect_and_wake": None,
+            },
+            "dynamo.runtime": {"Endpoint": Endpoint, "Context": SimpleNamespace},
+            "dynamo.llm": {"register_model": None},
+            "dynamo.common.utils.graceful_shutdown": {"graceful_shutdown_with_discovery": None},
+        },
+    )
+    for owner, name in (
+        (SnapshotConfig, "run_lifecycle"),
+        (EngineSnapshotController, "wait_for_restore"),
+        (Endpoint, "serve_endpoint"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(module, "_importable", lambda name: True)
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer))
+    return Hooks(ControlDirectory(tmp_path / "control"), capture_wanted=True, incarnation="source")
+
+
+async def _to_the_self_test(hooks: Hooks, engine: Engine, tokens_after: list[int]) -> None:
+    """A whole walk, with the engine saying ``tokens_after`` once it is back."""
+    assert hooks.control is not None
+    folder = hooks.control.path
+    ModuleHooks(hooks).install(MODULE)
+
+    async def restored() -> None:
+        await wait_until(folder, lambda: (folder / READY_FOR_SNAPSHOT).exists() or None)
+        assert engine.paused
+        engine.tokens = tokens_after
+        (folder / RESTORE_CONTEXT).write_text(json.dumps({"env": {}, "incarnation": "clone"}))
+        (folder / RESTORE_COMPLETE).write_text("incarnation=clone\n")
+
+    async with asyncio.timeout(10):
+        releasing = asyncio.create_task(restored())
+        await EngineSnapshotController(engine, SnapshotConfig()).wait_for_restore()
+        releasing.cancel()
+        engine.paused = False  # Dynamo's elect_and_wake
+        await Endpoint().serve_endpoint(engine.generate, health_check_payload={"token_ids": [1]})
+
+
+async def test_the_same_tokens_as_at_the_capture_are_served(hooks: Hooks) -> None:
+    await _to_the_self_test(hooks, Engine(), [5, 6])
+    assert Endpoint.served == 1
+    assert hooks.lifecycle.evidence["answer"] == "5 6"
+    assert hooks.lifecycle.self_test_at is not None
+
+
+async def test_other_tokens_than_at_the_capture_are_not_served(hooks: Hooks) -> None:
+    with pytest.raises(HookError, match=r"\[5, 7\] instead of \[5, 6\]") as failed:
+        await _to_the_self_test(hooks, Engine(), [5, 7])
+    assert failed.value.reason is HookReason.SELF_TEST_FAILED
+    assert Endpoint.served == 0
+
+
+async def test_an_engine_that_cannot_be_asked_is_tested_by_its_health_check(hooks: Hooks) -> None:
+    await _to_the_self_test(hooks, Engine(silent=True), [])
+    assert Endpoint.served == 1
+    assert "answer" not in hooks.lifecycle.evidence
+
+
+async def test_an_engine_without_a_pause_serves_without_a_capture(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(engine: Engine) -> None:
+        raise HookError(HookReason.PAUSE_UNSUPPORTED, "no pause")
+
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, refuse))
+    engine = Engine()
+    await _to_the_self_test(hooks, engine, [])
+    assert State.READY_FOR_SNAPSHOT not in [state for state, _ in hooks.lifecycle.snapshot.history]
+    assert hooks.lifecycle.evidence["capture_refused"] == "pause_unsupported: no pause"
+    assert Endpoint.served == 1
