@@ -80,7 +80,8 @@ def replay(
     require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
     note_engines(console, settings)
-    planned = runs(sources, half, policies or catalog.names(), starts or DEFAULT_STARTS, seeds, settings)
+    with console.status("reading policies"):
+        planned = runs(sources, half, policies or catalog.names(), starts or DEFAULT_STARTS, seeds, settings)
     lanes = simulated(console, planned, jobs)
     rank = {run.key: index for index, run in enumerate(planned)}
     lanes.sort(key=lambda lane: rank[lane.row.key])

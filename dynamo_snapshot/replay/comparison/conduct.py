@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 import msgspec
 
 from dynamo_snapshot.replay.comparison.fingerprint import code_of
 from dynamo_snapshot.replay.comparison.parallel import work
 from dynamo_snapshot.replay.comparison.replicas_plot import Lane
+from dynamo_snapshot.replay.comparison.rows import family
 from dynamo_snapshot.replay.comparison.runs import Run, perform
 from dynamo_snapshot.replay.comparison.sources import part
 
@@ -48,9 +48,10 @@ def conduct(
 
 
 def _in_turn(runs: Sequence[Run]) -> list[Run]:
-    """Long and short traces in turn, so that an estimate from what is done holds for what is left."""
-    by_trace: dict[tuple[str, str], list[Run]] = {}
+    """Traces and policies in turn, so that an estimate from what is done holds for what is left."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
-        by_trace.setdefault((run.source.name, run.half), []).append(run)
-    turns = chain.from_iterable(zip_longest(*by_trace.values()))
-    return [run for run in turns if run is not None]
+        groups.setdefault((run.source.name, run.half, family(run.policy)[0]), []).append(run)
+    # Each group's runs are spread evenly over the whole.
+    places = [((index + 0.5) / len(group), run) for group in groups.values() for index, run in enumerate(group)]
+    return [run for _, run in sorted(places, key=lambda place: place[0])]
