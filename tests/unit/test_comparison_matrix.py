@@ -15,7 +15,6 @@ from dynamo_snapshot.replay.comparison.bench import Bench
 from dynamo_snapshot.replay.comparison.conduct import Progress
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.matrix import (
-    MISS_COSTS_S,
     START_SETTINGS,
     Matrix,
     contenders,
@@ -41,7 +40,8 @@ def test_ours_runs_restored_with_all_seeds_and_rivals_both_ways_with_one() -> No
     planned = matrix("snapshot", "hpa").first_round()
     ours = [run for run in planned if run.policy.startswith("snapshot")]
     rivals = [run for run in planned if run.policy.startswith("hpa")]
-    assert {run.policy for run in ours} == {f"snapshot(miss_cost_s={cost:g})" for cost in MISS_COSTS_S}
+    assert {run.policy.partition("=")[0] for run in ours} == {"snapshot(miss_cost_s"}
+    assert len({run.policy for run in ours}) == len(catalog.sweep("snapshot"))
     assert {run.startup for run in ours} == {"restore-2s", "restore-8s"}
     assert {run.seed for run in ours} == {0, 1, 2}
     assert {run.startup for run in rivals} == {"restore-2s", "restore-8s", "cold-45s", "cold-100s"}

@@ -22,8 +22,7 @@ from dynamo_snapshot.replay.simulation.setting import Setting
 
 START_SETTINGS = ((2.0, 45.0), (8.0, 100.0))
 """Restore and cold-start times, seconds: a small model and a large one, as measured."""
-MISS_COSTS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""GPU-seconds that a request outside its objective is worth: our one cost knob."""
+VALUES_SHOWN = {OURS: ("miss_cost_s", "miss_cost_s="), "static": ("replicas", "")}
 NEAR_ATTAINMENT = 0.02
 NEAR_HOURS = 1.05
 """A rival is near one of ours if it attains at most so much less and costs at most so many times as much."""
@@ -66,13 +65,13 @@ class Matrix:
 
 
 def swept(policy: str) -> list[str]:
-    """The settings of a policy's sweep: of ours the cost knob's values, of a static fleet its sizes."""
-    if policy == OURS:
-        return [f"{OURS}(miss_cost_s={cost:g})" for cost in MISS_COSTS_S]
+    """The settings of a policy's sweep; of ours and of a static fleet the default is called by its value too."""
     specs = catalog.sweep(policy)
-    if policy == "static":
-        return [f"static({catalog.knobs(policy)['replicas']})" if spec == policy else spec for spec in specs]
-    return specs
+    if policy not in VALUES_SHOWN:
+        return specs
+    knob, shown = VALUES_SHOWN[policy]
+    default = f"{policy}({shown}{catalog.knobs(policy)[knob]})"
+    return [default if spec == policy else spec for spec in specs]
 
 
 def missing(wanted: Iterable[Run], there: Iterable[Row]) -> tuple[Run, ...]:
