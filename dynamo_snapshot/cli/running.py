@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dynamo_snapshot.replay.comparison.conduct import Progress
-    from dynamo_snapshot.replay.comparison.replicas_plot import Lane
+    from dynamo_snapshot.replay.comparison.lanes import Lane
     from dynamo_snapshot.replay.comparison.runs import Run
     from dynamo_snapshot.replay.simulation.setting import Setting
 

@@ -14,6 +14,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.replay.comparison.bench import Bench
 from dynamo_snapshot.replay.comparison.conduct import Progress
 from dynamo_snapshot.replay.comparison.halves import Half
+from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.matrix import (
     START_SETTINGS,
     Matrix,
@@ -21,7 +22,6 @@ from dynamo_snapshot.replay.comparison.matrix import (
     in_each_setting,
     swept,
 )
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane
 from dynamo_snapshot.replay.comparison.rows import Start
 from dynamo_snapshot.replay.comparison.runs import NO_START, Run
 from dynamo_snapshot.replay.comparison.sources import Source

@@ -11,10 +11,11 @@ from support.comparison import row
 
 from dynamo_snapshot.replay.comparison.advice import Wish, advise
 from dynamo_snapshot.replay.comparison.frontier_plot import frontier_plot
+from dynamo_snapshot.replay.comparison.lanes import Lane, Size
 from dynamo_snapshot.replay.comparison.marks import looks
 from dynamo_snapshot.replay.comparison.overview_plot import overview
 from dynamo_snapshot.replay.comparison.page import MOST_LANES, render
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane, Size, arrival_rates
+from dynamo_snapshot.replay.comparison.replicas_plot import arrival_rates
 from dynamo_snapshot.replay.comparison.rows import Row, Start
 from dynamo_snapshot.replay.comparison.table import HEADER, cells, ordered
 from dynamo_snapshot.replay.comparison.verdict import points

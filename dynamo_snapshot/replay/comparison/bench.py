@@ -11,8 +11,8 @@ import msgspec
 
 from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
 from dynamo_snapshot.replay.comparison.fingerprint import code_of
+from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.matrix import START_SETTINGS, Matrix, in_each_setting, missing
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane
 from dynamo_snapshot.replay.comparison.rows import Row
 from dynamo_snapshot.replay.comparison.runs import Run
 from dynamo_snapshot.replay.comparison.store import read_table, rounded, write

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from dynamo_snapshot.replay.comparison.fingerprint import code_of
+from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.parallel import work
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane
 from dynamo_snapshot.replay.comparison.rows import family
 from dynamo_snapshot.replay.comparison.runs import Run, perform
 from dynamo_snapshot.replay.comparison.sources import part

@@ -9,8 +9,9 @@ from typing import Any
 
 from dynamo_snapshot.pages.html import page, table
 from dynamo_snapshot.replay.comparison.frontier_plot import frontier_plot
+from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.marks import looks
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane, replicas_plot
+from dynamo_snapshot.replay.comparison.replicas_plot import replicas_plot
 from dynamo_snapshot.replay.comparison.rows import Row, scenes
 from dynamo_snapshot.replay.comparison.table import HEADER, cells, ordered
 from dynamo_snapshot.replay.comparison.verdict import Verdict, points, verdicts

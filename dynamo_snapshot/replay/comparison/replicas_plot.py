@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dynamo_snapshot.pages.svg import ORANGE, SKY, Scale, element, path, text
+from dynamo_snapshot.replay.comparison.lanes import Lane, Size
 from dynamo_snapshot.replay.comparison.marks import Look, mark
-from dynamo_snapshot.replay.comparison.rows import Row
 
 WIDTH, LEFT, RIGHT, TOP = 1120.0, 250.0, 20.0, 44.0
 LANE, GAP = 64.0, 14.0
 FOOT = 28.0
 MOST_BINS = 400
 MOST_LETTERS = 29
-
-
-@dataclass(frozen=True)
-class Size:
-    """How many replicas there are from ``at`` on, seconds into the run."""
-
-    at: float
-    ready: int
-    starting: int
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One run: its row and its sizes, oldest first."""
-
-    row: Row
-    sizes: tuple[Size, ...]
 
 
 def replicas_plot(

@@ -10,7 +10,7 @@ import msgspec
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.halves import Half
-from dynamo_snapshot.replay.comparison.replicas_plot import Lane, Size
+from dynamo_snapshot.replay.comparison.lanes import Lane, Size
 from dynamo_snapshot.replay.comparison.rows import OURS, Key, Row, Start, family, spec_of
 from dynamo_snapshot.replay.comparison.sources import Source, part
 from dynamo_snapshot.replay.policies import catalog
