@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ app = typer.Typer(no_args_is_help=True)
 
 class Engine(StrEnum):
     TORCH = "torch"
+    VLLM = "vllm"
 
 
 @app.callback()
@@ -107,44 +108,96 @@ def planner(
 
 @app.command("restore")
 def restore(
-    engine: Annotated[Engine, typer.Option(help="torch: the reference engine of examples/, of any size.")] = (
-        Engine.TORCH
-    ),
-    gib: Annotated[str, typer.Option(metavar="N,N", help="GiB of weights.")] = "16",
+    engine: Annotated[
+        Engine, typer.Option(help="torch: the reference engine of examples/, of any size. vllm: a model of your own.")
+    ] = Engine.TORCH,
+    gib: Annotated[str, typer.Option(metavar="N,N", help="torch: GiB of weights.")] = "16",
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="vllm: configuration and weights in safetensors.")
+    ] = None,
+    case: Annotated[
+        str | None, typer.Option(metavar="NAME", help="vllm: the model's name in the results; else the folder's.")
+    ] = None,
+    engine_argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARGUMENT", help="vllm: for examples/vllm_engine.py, as --engine-argument=--max-model-len=512."
+        ),
+    ] = None,
     ways: Annotated[
-        str,
-        typer.Option(metavar="WAY,WAY", help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned."),
-    ] = "stock,hugepages,detached,prefetched",
+        str | None,
+        typer.Option(
+            metavar="WAY,WAY",
+            help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned. Unless given the first four; "
+            "with vllm, which keeps its weights out of its image in any case, detached and prefetched.",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Restores of each size and way.")] = 30,
     stock_repeats: Annotated[int, typer.Option(min=1, help="The same, where the weights are in the image.")] = 10,
+    cold_starts: Annotated[
+        int, typer.Option(min=0, help="Cold starts to time before the one that is captured, in each series.")
+    ] = 0,
     lanes: Annotated[int, typer.Option(min=1, help="Threads of the weight loader.")] = 14,
     criu: Annotated[Path | None, typer.Option(help="The criu to use; else as agent.criu's default.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the stages of each way.")] = None,
+    read: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure nothing: take what an earlier --json wrote.")
+    ] = None,
 ) -> None:
     """Restore a GPU worker again and again, from the order to its passed self-test, by the agent's own pipelines.
 
     Run as root on a machine with a GPU that does nothing else. With huge pages in a way, the host's setting is
     `always` meanwhile. The exit status is 1 if any restore failed.
     """
-    import asyncio
     import json
+
+    from dynamo_snapshot.cli.results import require_writable, result_in
+    from dynamo_snapshot.local.report.restore_page import render
+
+    require_writable(json_file, html)
+    if read is not None:
+        result = result_in(read, "rows", "environment")
+    else:
+        result = _measured(
+            engine, gib, (model, case, engine_argument or []), ways, repeats, stock_repeats, cold_starts, lanes, criu
+        )
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(render(result), encoding="utf-8")
+    if any(row["failures"] for row in result["rows"]):
+        raise typer.Exit(1)
+
+
+def _measured(
+    engine: Engine,
+    gib: str,
+    model: tuple[Path | None, str | None, list[str]],
+    ways: str | None,
+    repeats: int,
+    stock_repeats: int,
+    cold_starts: int,
+    lanes: int,
+    criu: Path | None,
+) -> dict[str, Any]:
+    import asyncio
 
     from dynamo_snapshot.config import Gpu
     from dynamo_snapshot.local import bench_gpu as measure
+    from dynamo_snapshot.local.bench_subjects import torch_subject, vllm_subject
 
-    sizes = [float(size) for size in gib.split(",")]
-    wanted = ways.split(",")
+    if engine is Engine.VLLM:
+        wanted = (ways or "detached,prefetched").split(",")
+        subjects = [vllm_subject(*model)]
+    else:
+        wanted = (ways or "stock,hugepages,detached,prefetched").split(",")
+        subjects = [torch_subject(float(size)) for size in gib.split(",")]
     if unknown := set(wanted) - set(measure.WAYS):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(measure.WAYS)}")
 
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    result = asyncio.run(
-        measure.torch_restores(sizes, wanted, repeats, stock_repeats, Gpu(loader_lanes=lanes), criu, say)
-    )
-    result["engine"] = engine.value
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if any(row["failures"] for row in result["rows"]):
-        raise typer.Exit(1)
+    settings = Gpu(loader_lanes=lanes)
+    return asyncio.run(measure.restores(subjects, wanted, repeats, stock_repeats, cold_starts, settings, criu, say))

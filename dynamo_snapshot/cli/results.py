@@ -1,9 +1,11 @@
-"""Files that a long command writes at its end: known to be writable before it begins."""
+"""Files that a long command writes at its end, known to be writable before it begins; and reads again."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -28,3 +30,19 @@ def require_writable(*files: Path | None) -> None:
             ) from error
         if new:
             file.unlink()
+
+
+def result_in(file: Path, *fields: str) -> dict[str, Any]:
+    """Returns a result that a command wrote as JSON; raises ``configuration_invalid`` unless it has ``fields``."""
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        missing = [field for field in fields if field not in result]
+    except (OSError, ValueError, TypeError) as error:
+        raise SnapshotError(Reason.CONFIGURATION_INVALID, f"{file} cannot be read: {error}", _WRITTEN) from error
+    if missing:
+        raise SnapshotError(Reason.CONFIGURATION_INVALID, f"{file} has no {', '.join(missing)}", _WRITTEN)
+    found: dict[str, Any] = result
+    return found
+
+
+_WRITTEN = "Name a file that this command's --json wrote."

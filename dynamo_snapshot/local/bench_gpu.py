@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,14 @@ from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.config import Agent, Gpu
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import host
+from dynamo_snapshot.local.bench_subjects import BOOT_S, Subject
 from dynamo_snapshot.local.measures import percentile
-from dynamo_snapshot.model import OrderKind, Outcome, Reason, ReplicaPhase, WorkerSpec
+from dynamo_snapshot.model import OrderKind, Outcome, Reason, ReplicaPhase
 from dynamo_snapshot.snapshots.manifest import Manifest
-from worker_hooks import holder
 
 POOL = "bench"
 ORDER_S = 300.0
-BOOT_S = 600.0
-EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES = ("torch", "vllm", "cuda-bindings")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HOST_TO_DEVICE = """
 import torch
@@ -75,27 +74,11 @@ WAYS = {
 class Series:
     """One case in one way."""
 
-    engine: str
-    case: str
+    subject: Subject
     way: str
     repeats: int
-    weight_bytes: int
-    """At most; what may be pinned for it."""
-
-
-Worker = Callable[[bool], WorkerSpec]
-"""The worker of a series; told whether it is to keep its weights out of its image."""
-
-
-def torch_worker(gib: float, segments: Path) -> Worker:
-    """The torch reference engine with ``gib`` GiB of weights."""
-    command = (sys.executable, str(EXAMPLES / "torch_engine.py"), "--house", holder.HOUSE, "--weights-gib", f"{gib:g}")
-
-    def worker(detached: bool) -> WorkerSpec:
-        apart = ("--segments", str(segments)) if detached else ()
-        return WorkerSpec(command=(*command, *apart), gpus=1, boot_timeout_s=BOOT_S)
-
-    return worker
+    cold_starts: int = 0
+    """How often the worker is started, each time timed, before the start that is captured."""
 
 
 class RestoreSeries:
@@ -103,16 +86,15 @@ class RestoreSeries:
 
     def __init__(self, folder: Path, criu: Path | None, gpu: Gpu, say: Say) -> None:
         self._folder, self._criu, self._gpu, self._say = folder, criu, gpu, say
-        self.segments = folder / "store" / ".segments"
 
-    async def measure(self, series: Series, worker: Worker) -> dict[str, Any]:
+    async def measure(self, series: Series) -> dict[str, Any]:
         """Returns the row of ``series``: the summary's fields, and each restore with its phases."""
-        way = WAYS[series.way]
+        way, subject = WAYS[series.way], series.subject
         gpu = self._gpu.model_copy(
             update={
                 "loader": way.loader,
                 "drop_zero_pages": way.detached,
-                "pinned_segment_bytes": series.weight_bytes if way.pinned else 0,
+                "pinned_segment_bytes": subject.weight_bytes if way.pinned else 0,
             }
         )
         settings = Agent(
@@ -122,15 +104,33 @@ class RestoreSeries:
             minimum_free_bytes=0,
             gpu=gpu,
         )
+        worker = subject.worker(way.detached, settings.store_dir / ".segments")
         with huge_pages(way.huge_pages):
-            async with one_replica(settings, POOL, worker(way.detached), self._say) as direct:
-                if direct.node.gpus is None:
+            async with one_replica(settings, POOL, worker, self._say) as direct:
+                gpus = direct.node.gpus
+                if gpus is None:
                     raise SnapshotError(Reason.CUDA_MISSING, "there is no GPU here to measure", "See doctor.")
-                await direct.node.gpus.warm()
+                await gpus.warm()
+                inventory = await gpus.driver.inventory()
+                cold_starts_s = [await self._cold_start(direct) for _ in range(series.cold_starts)]
                 captured = await self._capture(direct)
                 row = await self._restores(series, direct, captured.snapshot_id or "")
-        row |= {"cold_start_s": captured.cold_start_s, "capture": captured.phases, "huge_pages": huge_pages_now()}
-        return row
+            pages = huge_pages_now()
+        return row | {
+            "cold_starts_s": [*cold_starts_s, captured.cold_start_s],
+            "capture": captured.phases,
+            "huge_pages": pages,
+            "lanes": gpu.loader_lanes,
+            "driver": inventory.driver_version,
+            "gpus": [device.name for device in inventory.devices],
+        }
+
+    async def _cold_start(self, direct: Direct) -> float:
+        """Seconds from an order to a worker that has passed its self-test."""
+        began = direct.node.clock()
+        outcome = await direct.done(direct.begin(OrderKind.COLD_START, BOOT_S))
+        await direct.remove()
+        return outcome.finished_at - began
 
     async def _capture(self, direct: Direct) -> _Captured:
         start = direct.begin(OrderKind.COLD_START, BOOT_S, capture=True)
@@ -172,10 +172,15 @@ class RestoreSeries:
                 failures.append(f"{error.reason}: {error.message}"[:2000])
             await direct.remove()
             if number % 10 == 9:
-                self._say(f"{series.case} {series.way}: {number + 1} of {series.repeats}, {len(failures)} failed")
+                self._say(
+                    f"{series.subject.case} {series.way}: {number + 1} of {series.repeats}, {len(failures)} failed"
+                )
         totals = [restore["total_s"] for restore in restores]
         return {
-            **asdict(series),
+            "engine": series.subject.engine,
+            "case": series.subject.case,
+            "way": series.way,
+            "repeats": series.repeats,
             "failures": len(failures),
             "median_s": statistics.median(totals) if totals else None,
             "p95_s": percentile(totals, 95),
@@ -206,22 +211,40 @@ def limit_s(row: dict[str, Any], host_to_device: float | None) -> float | None:
     return max(image_s, weights_s)
 
 
-async def torch_restores(
-    sizes: Sequence[float], ways: Sequence[str], repeats: int, stock_repeats: int, gpu: Gpu, criu: Path | None, say: Say
+async def restores(
+    subjects: Sequence[Subject],
+    ways: Sequence[str],
+    repeats: int,
+    stock_repeats: int,
+    cold_starts: int,
+    gpu: Gpu,
+    criu: Path | None,
+    say: Say,
 ) -> dict[str, Any]:
-    """Measures the torch engine with each of ``sizes`` GiB of weights in each of ``ways``."""
+    """Measures each of ``subjects`` in each of ``ways``; returns all that is written as JSON.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` for a way that a subject's engine does not have.
+    """
+    for subject in subjects:
+        stock = [way for way in ways if not WAYS[way].detached]
+        if subject.keeps_weights_apart_always and stock:
+            raise SnapshotError(
+                Reason.CONFIGURATION_INVALID,
+                f"{subject.engine} keeps its weights out of its image: {', '.join(stock)} cannot be measured",
+                f"Give --ways some of {', '.join(name for name, way in WAYS.items() if way.detached)}.",
+            )
     limit = host_to_device_rate()
     rows = []
-    for gib in sizes:
+    for subject in subjects:
         for way in ways:
             with tempfile.TemporaryDirectory(prefix="dynamo-snapshot-bench-") as folder:
-                made = RestoreSeries(Path(folder), criu, gpu, say)
                 count = repeats if WAYS[way].detached else stock_repeats
-                series = Series("torch", f"{gib:g}GiB", way, count, int((gib + 1) * (1 << 30)))
-                row = await made.measure(series, torch_worker(gib, made.segments))
+                series = Series(subject, way, count, cold_starts)
+                row = await RestoreSeries(Path(folder), criu, gpu, say).measure(series)
             rows.append(row | {"limit_s": limit_s(row, limit)})
             say(summary(row))
-    machine = host.environment(find_criu(criu)) | {"host_to_device_bytes_per_s": limit}
+    machine = host.environment(find_criu(criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
     return {"what": __doc__, "at": time.time(), "environment": machine, "rows": rows}
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from dynamo_snapshot.agent.idle import cpu_times
 PACKAGES = ("dynamo-snapshot", "ai-dynamo", "ai-dynamo-runtime", "aetcd", "nats-py")
 
 
-def environment(criu: Path | None = None) -> dict[str, Any]:
-    """Kernel, processors, memory and versions; what cannot be told is None."""
+def environment(criu: Path | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Kernel, processors, memory and versions, of ``packages`` too; what cannot be told is None."""
     return {
         "kernel": platform.release(),
         "distribution": _distribution(),
@@ -24,7 +25,7 @@ def environment(criu: Path | None = None) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "criu": _version([str(criu), "--version"]) if criu else None,
-        "packages": {name: _package(name) for name in PACKAGES},
+        "packages": {name: _package(name) for name in (*PACKAGES, *packages)},
     }
 
 
