@@ -21,6 +21,7 @@ class Allocation:
     tag: str
     handle: Handle
     active: bool = True
+    pool: tuple[int, int] = (0, 1)
 
 
 @dataclass
@@ -44,12 +45,11 @@ class FakeSaver:
     def malloc(self, size: int) -> int:
         """What torch gets for a segment of a private pool within a region; its bytes are random."""
         assert self._tag is not None
-        address = self.memory.reserve(size)
-        handle = self.memory.create(size)
-        self.memory.map(address, size, handle)
-        self.allocations.append(Allocation(address, size, self._tag, handle))
-        self.fill(address)
-        return address
+        return self._allocate(size, self._tag, (0, 1))
+
+    def malloc_by_another_thread(self, size: int) -> int:
+        """A segment of torch's default pool, which is not the saver's, whatever region this thread is in."""
+        return self._allocate(size, "", (0, 0))
 
     def pause(self, tag: str) -> None:
         for allocation in self._of(tag):
@@ -66,13 +66,11 @@ class FakeSaver:
             allocation.active = True
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
-        """As torch's; a segment of its default pool is in it, too, a new one each time."""
-        default = {"device": 0, "address": id(object()), "total_size": 1 << 21, "segment_pool_id": (0, 0)}
-        private = [
-            {"device": 0, "address": one.address, "total_size": one.size, "segment_pool_id": (0, 1)}
+        """As torch's."""
+        return [
+            {"device": 0, "address": one.address, "total_size": one.size, "segment_pool_id": one.pool}
             for one in self.allocations
         ]
-        return [default, *private]
 
     def tagged(self, tag: str) -> list[int]:
         return [allocation.address for allocation in self._of(tag)]
@@ -82,6 +80,14 @@ class FakeSaver:
 
     def content(self, address: int) -> bytes:
         return get(self.memory, address, 4096)
+
+    def _allocate(self, size: int, tag: str, pool: tuple[int, int]) -> int:
+        address = self.memory.reserve(size)
+        handle = self.memory.create(size)
+        self.memory.map(address, size, handle)
+        self.allocations.append(Allocation(address, size, tag, handle, pool=pool))
+        self.fill(address)
+        return address
 
     def _of(self, tag: str) -> list[Allocation]:
         return [allocation for allocation in self.allocations if allocation.tag == tag]

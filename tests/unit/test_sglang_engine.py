@@ -148,6 +148,7 @@ def make(world: GpuWorld, tmp_path: Path) -> Callable[..., Scheduler]:
             with recording.region(WEIGHTS, enable_cpu_backup=True):
                 saver.malloc(GRANULARITY)
                 saver.malloc(3 * GRANULARITY)
+                saver.malloc_by_another_thread(GRANULARITY)
         with recording.region(KV_CACHE):
             saver.malloc(2 * GRANULARITY)
         return Scheduler(world, memory, saver, part, FakeUpdater(recording, world), places, weights)
