@@ -6,12 +6,9 @@ Each series has a node of its own, with its own resident processes: what one kee
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,14 @@ from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.config import Agent, Gpu
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import host
+from dynamo_snapshot.local.bench_machine import (
+    disk_read_rate,
+    host_to_device_rate,
+    huge_pages,
+    huge_pages_now,
+    limit_s,
+    read_rate,
+)
 from dynamo_snapshot.local.bench_subjects import BOOT_S, Subject
 from dynamo_snapshot.local.measures import percentile
 from dynamo_snapshot.model import OrderKind, Outcome, Reason, ReplicaPhase
@@ -30,18 +35,6 @@ from dynamo_snapshot.snapshots.manifest import Manifest
 POOL = "bench"
 ORDER_S = 300.0
 PACKAGES = ("torch", "vllm", "cuda-bindings")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_HOST_TO_DEVICE = """
-import torch
-source = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True).fill_(1)
-target = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-target.copy_(source, non_blocking=True); torch.cuda.synchronize()
-begin.record()
-for _ in range(8): target.copy_(source, non_blocking=True)
-end.record(); torch.cuda.synchronize()
-print((8 << 30) / (begin.elapsed_time(end) / 1e3))
-"""
 
 Say = Callable[[str], None]
 
@@ -176,6 +169,7 @@ class RestoreSeries:
                     f"{series.subject.case} {series.way}: {number + 1} of {series.repeats}, {len(failures)} failed"
                 )
         totals = [restore["total_s"] for restore in restores]
+        largest = max(images, key=lambda path: path.stat().st_size)
         return {
             "engine": series.subject.engine,
             "case": series.subject.case,
@@ -186,7 +180,8 @@ class RestoreSeries:
             "p95_s": percentile(totals, 95),
             "prefetch_s": prefetch_s,
             "image_bytes": manifest.size_bytes,
-            "image_read_bytes_per_s": read_rate(max(images, key=lambda path: path.stat().st_size)),
+            "image_read_bytes_per_s": read_rate(largest),
+            "disk_read_bytes_per_s": disk_read_rate(largest),
             "weight_bytes": manifest.weights_bytes,
             "answers": sorted({restore["evidence"].get("answer", "") for restore in restores}),
             "errors": sorted(set(failures)),
@@ -199,16 +194,6 @@ class _Captured:
     snapshot_id: str
     cold_start_s: float | None
     phases: dict[str, float]
-
-
-def limit_s(row: dict[str, Any], host_to_device: float | None) -> float | None:
-    """max(image / read rate + driver time, weight bytes / host-to-device rate): what this machine allows."""
-    if not row["restores"] or host_to_device is None:
-        return None
-    driver_s = statistics.median(restore["phases"]["thaw"] for restore in row["restores"])
-    image_s: float = row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s
-    weights_s: float = row["weight_bytes"] / host_to_device
-    return max(image_s, weights_s)
 
 
 async def restores(
@@ -235,6 +220,7 @@ async def restores(
                 f"Give --ways some of {', '.join(name for name, way in WAYS.items() if way.detached)}.",
             )
     limit = host_to_device_rate()
+    say(f"pinned host memory to device: {_rate(limit)}")
     rows = []
     for subject in subjects:
         for way in ways:
@@ -249,48 +235,23 @@ async def restores(
 
 
 def summary(row: dict[str, Any]) -> str:
-    """One line: the totals and the median of each phase."""
+    """Three lines: the totals beside the machine's limit, the median of each phase, and the machine's read rates."""
     names = dict.fromkeys(name for restore in row["restores"] for name in restore["phases"])
     medians = " ".join(
         f"{name} {statistics.median(restore['phases'].get(name, 0.0) for restore in row['restores']):.3f}"
         for name in names
     )
     head = f"{row['case']} {row['way']}: median {row['median_s'] or 0:.3f} s, p95 {row['p95_s'] or 0:.3f} s"
-    return f"{head}, {row['failures']} of {row['repeats']} failed, image {row['image_bytes'] >> 20} MiB; {medians}"
+    limit = row.get("limit_s")
+    if limit and row["median_s"]:
+        head += f", {row['median_s'] / limit:.1f} times this machine's limit of {limit:.3f} s"
+    head += f", {row['failures']} of {row['repeats']} failed, image {row['image_bytes'] >> 20} MiB"
+    rates = f"page cache {_rate(row['image_read_bytes_per_s'])}, disk {_rate(row['disk_read_bytes_per_s'])}"
+    return f"{head}\n  {medians}\n  one thread reads: {rates}"
 
 
-def host_to_device_rate() -> float | None:
-    """Bytes a second from one pinned buffer to the GPU, in a process of its own; None without torch and a GPU."""
-    done = subprocess.run([sys.executable, "-c", _HOST_TO_DEVICE], capture_output=True, text=True, check=False)
-    return float(done.stdout) if done.returncode == 0 else None
-
-
-def read_rate(path: Path) -> float:
-    """Bytes a second that one thread reads from the page cache, or the disk where the file is not cached."""
-    buffer = bytearray(16 << 20)
-    began, total = time.monotonic(), 0
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            total += count
-    return total / (time.monotonic() - began)
-
-
-def huge_pages_now() -> str:
-    return HUGE_PAGES.read_text().split("[")[1].split("]")[0] if HUGE_PAGES.exists() else "absent"
-
-
-@contextmanager
-def huge_pages(always: bool) -> Iterator[None]:
-    """The host's transparent huge pages `always` if so wanted, and then as they were."""
-    before = huge_pages_now()
-    if not always or before in ("always", "absent"):
-        yield
-        return
-    HUGE_PAGES.write_text("always")
-    try:
-        yield
-    finally:
-        HUGE_PAGES.write_text(before)
+def _rate(bytes_per_s: float | None) -> str:
+    return "not known" if bytes_per_s is None else f"{bytes_per_s / 1e9:.2f} GB/s"
 
 
 async def _prefetch(direct: Direct, manifest: Manifest, *, pin: bool) -> float:

@@ -14,7 +14,8 @@ from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.config import Gpu
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series, limit_s, restores, summary
+from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series, restores, summary
+from dynamo_snapshot.local.bench_machine import limit_s
 from dynamo_snapshot.local.bench_subjects import Subject, torch_subject, vllm_subject
 from dynamo_snapshot.local.report.stages import Stage, stages
 from dynamo_snapshot.model import Reason, WorkerSpec
@@ -48,6 +49,8 @@ async def test_a_series_has_each_restore_with_its_phases(
     assert limit_s(row, None) is None
     assert limit_s(row, 1.0) == WEIGHTS_BYTES, "a device that takes a byte a second is the limit"
     assert "0 of 2 failed" in summary(row)
+    said_beside = summary(row | {"limit_s": row["median_s"] / 2})
+    assert f"2.0 times this machine's limit of {row['median_s'] / 2:.3f} s" in said_beside
     assert left_behind(tmp_path / "run") == []
 
 
