@@ -15,14 +15,17 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from worker_hooks.inotify import DirectoryWatch
 from worker_hooks.reasons import HookError, HookReason
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONTROL_DIR_ENV = "SNAPSHOT_CONTROL_DIR"
 """Set: the worker is to become ready-for-snapshot and wait there."""
@@ -39,6 +42,8 @@ READY_FOR_SNAPSHOT = "ready-for-snapshot"
 SNAPSHOT_COMPLETE = "snapshot-complete"
 RESTORE_COMPLETE = "restore-complete"
 RESTORE_CONTEXT = "restore-context.json"
+WAKE = "wake"
+"""This project's own too: a parked worker goes on."""
 WORKER_STATE = "worker-state.json"
 
 RECHECK_S = 1.0
@@ -51,6 +56,8 @@ class RestoreContext:
 
     env: Mapping[str, str | None]
     incarnation: str | None = None
+    park: bool = False
+    """It is to wait, as this incarnation and before it resumes, until it is woken."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class ControlDirectory:
     def prepare(self) -> None:
         """Makes the directory and removes what an earlier incarnation left: stale files never count."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (READY_FOR_SNAPSHOT, SNAPSHOT_COMPLETE, RESTORE_COMPLETE, RESTORE_CONTEXT, WORKER_STATE):
+        for name in (READY_FOR_SNAPSHOT, SNAPSHOT_COMPLETE, RESTORE_COMPLETE, RESTORE_CONTEXT, WAKE, WORKER_STATE):
             (self.path / name).unlink(missing_ok=True)
 
     def write_ready(self) -> None:
@@ -130,23 +137,30 @@ class ControlDirectory:
         problem = _context_problem(content)
         if problem:
             raise HookError(HookReason.RESTORE_CONTEXT_CORRUPT, f"{path}: {problem}")
-        return RestoreContext(env=content["env"], incarnation=content.get("incarnation"))
+        return RestoreContext(
+            env=content["env"], incarnation=content.get("incarnation"), park=content.get("park", False)
+        )
 
     def release(self) -> Release | None:
         """What the directory says now; None: go on waiting."""
         if (self.path / SNAPSHOT_COMPLETE).exists():
             return Release(captured=True)
-        try:
-            content = (self.path / RESTORE_COMPLETE).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return None
-        first = content.partition("\n")[0]
-        return Release(
-            captured=False, incarnation=first.removeprefix("incarnation=") if "incarnation=" in first else None
-        )
+        return self._released_by(RESTORE_COMPLETE)
+
+    def woken(self) -> Release | None:
+        """Likewise for a parked worker."""
+        return self._released_by(WAKE)
 
     async def wait_release(self) -> Release:
-        """Returns once the worker is released.
+        """Returns once the worker is released."""
+        return await self._first(self.release)
+
+    async def wait_woken(self) -> Release:
+        """Returns once the parked worker is woken."""
+        return await self._first(self.woken)
+
+    async def _first(self, look: Callable[[], T | None]) -> T:
+        """Returns the first answer of ``look`` at the directory that is not None.
 
         The process may be frozen in here, and go on in another mount namespace where another directory
         lies at the same path. CRIU carries the inotify watch over by that path; should it have bound it to
@@ -157,7 +171,7 @@ class ControlDirectory:
             watch = DirectoryWatch(self.path)
         except OSError as error:  # such as at the host's limit of watches: slower is better than not at all
             logger.warning("%s cannot be watched, looking every %g s: %s", self.path, RECHECK_S, error)
-            return await self._look_for_release()
+            return await _regularly(look)
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         with watch:
@@ -175,8 +189,8 @@ class ControlDirectory:
             try:
                 while True:
                     changed.clear()
-                    if (release := self.release()) is not None:
-                        return release
+                    if (found := look()) is not None:
+                        return found
                     try:
                         async with asyncio.timeout(RECHECK_S):
                             await changed.wait()
@@ -187,10 +201,15 @@ class ControlDirectory:
                 if handles_signals:
                     loop.remove_signal_handler(signal.SIGCONT)
 
-    async def _look_for_release(self) -> Release:
-        while (release := self.release()) is None:  # noqa: ASYNC110  # there is nothing that could tell
-            await asyncio.sleep(RECHECK_S)
-        return release
+    def _released_by(self, name: str) -> Release | None:
+        try:
+            content = (self.path / name).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        first = content.partition("\n")[0]
+        return Release(
+            captured=False, incarnation=first.removeprefix("incarnation=") if "incarnation=" in first else None
+        )
 
     def _write(self, name: str, content: str) -> None:
         temporary = self.path / f".{name}.{os.getpid()}.tmp"
@@ -209,6 +228,12 @@ def capture_directory(environ: Mapping[str, str]) -> str | None:
     return environ.get(CONTROL_DIR_ENV) or environ.get(LEGACY_CONTROL_DIR_ENV) or None
 
 
+async def _regularly(look: Callable[[], T | None]) -> T:
+    while (found := look()) is None:  # noqa: ASYNC110  # there is nothing that could tell
+        await asyncio.sleep(RECHECK_S)
+    return found
+
+
 def _context_problem(content: object) -> str | None:
     if not isinstance(content, dict):
         return f"expected an object, found {type(content).__name__}"
@@ -220,6 +245,9 @@ def _context_problem(content: object) -> str | None:
     incarnation = content.get("incarnation")
     if incarnation is not None and not isinstance(incarnation, str):
         return f"incarnation: expected a string, found {type(incarnation).__name__}"
+    park = content.get("park", False)
+    if not isinstance(park, bool):
+        return f"park: expected true or false, found {type(park).__name__}"
     return None
 
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 from worker_hooks import guard, identity, shm_names
 from worker_hooks.control import (
     INCARNATION_ENV,
+    WAKE,
     ControlDirectory,
     Release,
     WorkerState,
@@ -78,7 +79,8 @@ class Hooks:
     async def snapshot_point(self, quiesce: Step, resume: Step) -> None:
         """Becomes ready-for-snapshot and waits there, if a capture is wanted; returns resumed, as whom it is released.
 
-        A worker that cannot be captured goes on as a cold start: ``capture_refused`` in its evidence tells why.
+        An incarnation that is to be parked waits once more, with its identity and before it resumes. A worker that
+        cannot be captured goes on as a cold start: ``capture_refused`` in its evidence tells why.
 
         Raises:
             HookError: quiesce, identity or resume failed.
@@ -91,7 +93,10 @@ class Hooks:
         await self.step(HookReason.RESUME_FAILED, resume)
 
     async def await_release(self, control: ControlDirectory, quiesce: Step) -> bool:
-        """Quiesces, waits and applies the identity. True: a new incarnation, not resumed yet; False: the same one."""
+        """Quiesces, waits, applies the identity, and parks where it is told to.
+
+        True: a new incarnation, not resumed yet; False: the same one.
+        """
         self.lifecycle.fire(Event.QUIESCE)
         try:
             await self.step(HookReason.QUIESCE_FAILED, quiesce)
@@ -123,8 +128,10 @@ class Hooks:
             self.lifecycle.fire(Event.RELEASED)
             return False
         self.lifecycle.fire(Event.RESTORED)
-        self._adopt(control, release)
+        parks = self._adopt(control, release)
         self.lifecycle.fire(Event.IDENTITY_APPLIED)
+        if parks:
+            await self._park(control)
         return True
 
     def _refused(self, reason: str, refusal: str) -> bool:
@@ -133,6 +140,16 @@ class Hooks:
         self.lifecycle.evidence["capture_refused"] = refusal
         self.lifecycle.fire(Event.REFUSED, reason=reason, message=refusal)
         return False
+
+    async def _park(self, control: ControlDirectory) -> None:
+        """Waits until this incarnation is woken; SIGTERM ends it meanwhile, as it serves nobody."""
+        self.lifecycle.fire(Event.PARK)
+        woken = await control.wait_woken()
+        if woken.incarnation is not None and woken.incarnation != self.lifecycle.incarnation:
+            raise HookError(
+                HookReason.INCARNATION_MISMATCH,
+                f"{control.path}: {WAKE} names {woken.incarnation}, this is {self.lifecycle.incarnation}",
+            )
 
     async def self_test(self, test: Step) -> None:
         """Runs ``test``, which raises where the engine does not answer as it should, and stamps its passing."""
@@ -173,13 +190,15 @@ class Hooks:
             raise SystemExit(0)
         self.stop()
 
-    def _adopt(self, control: ControlDirectory, release: Release) -> None:
+    def _adopt(self, control: ControlDirectory, release: Release) -> bool:
+        """Takes the new identity over; returns whether to park with it."""
         context = identity.read_context(control, release)
         identity.apply_environment(context)
         identity.reseed()
         self.lifecycle.incarnation = context.incarnation
         self.lifecycle.evidence["first_random"] = repr(random.random())
         identity.hand_on(context, CHILD_TIMEOUT_S)
+        return context.park
 
     def _report(self, state: WorkerState) -> None:
         logger.info("worker %s%s", state.state, f": {state.message}" if state.message else "")

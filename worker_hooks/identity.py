@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worker_hooks.control import ControlDirectory, Release, RestoreContext
@@ -34,7 +35,7 @@ def read_context(control: ControlDirectory, release: Release) -> RestoreContext:
             f"{control.path}: restore-complete names {release.incarnation}, "
             f"restore-context.json names {context.incarnation}",
         )
-    return RestoreContext(env=context.env, incarnation=context.incarnation or release.incarnation)
+    return replace(context, incarnation=context.incarnation or release.incarnation)
 
 
 def apply_environment(context: RestoreContext, environ: MutableMapping[str, str] = os.environ) -> None:

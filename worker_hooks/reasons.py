@@ -82,7 +82,7 @@ EXPLANATIONS: dict[HookReason, Explanation] = {
         'Write {"env": {NAME: string or null}, "incarnation": string} in one rename.',
     ),
     HookReason.INCARNATION_MISMATCH: Explanation(
-        "restore-complete and restore-context.json name different incarnations.",
+        "restore-complete, or wake, and restore-context.json name different incarnations.",
         "One of them is stale: restore into an empty control directory.",
     ),
     HookReason.CHILD_SILENT: Explanation(

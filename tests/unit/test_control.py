@@ -49,12 +49,13 @@ def test_which_variables_count(environ: dict[str, str], state: str | None, captu
 
 
 def test_preparing_removes_what_an_earlier_incarnation_left(directory: ControlDirectory) -> None:
-    for name in ("ready-for-snapshot", "snapshot-complete", "restore-complete", "restore-context.json"):
+    for name in ("ready-for-snapshot", "snapshot-complete", "restore-complete", "restore-context.json", "wake"):
         (directory.path / name).write_text("stale")
     (directory.path / "vllm-restore-ready").write_text("not ours")
     directory.prepare()
     assert [each.name for each in directory.path.iterdir()] == ["vllm-restore-ready"]
     assert directory.release() is None
+    assert directory.woken() is None
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,18 @@ async def test_the_wait_wakes_by_inotify(directory: ControlDirectory) -> None:
     await asyncio.sleep(0.1)
     (directory.path / ".new").write_text("incarnation=a\n")
     (directory.path / ".new").rename(directory.path / "restore-complete")
+    async with asyncio.timeout(20):
+        assert await waiting == Release(captured=False, incarnation="a")
+
+
+@pytest.mark.usefixtures("no_net")
+async def test_a_parked_worker_wakes_by_inotify_and_by_its_own_file_only(directory: ControlDirectory) -> None:
+    (directory.path / "restore-complete").write_text("incarnation=a\n")
+    waiting = asyncio.create_task(directory.wait_woken())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    (directory.path / ".new").write_text("incarnation=a\n")
+    (directory.path / ".new").rename(directory.path / "wake")
     async with asyncio.timeout(20):
         assert await waiting == Release(captured=False, incarnation="a")
 
@@ -148,6 +161,8 @@ def test_the_restore_context(directory: ControlDirectory) -> None:
         '{"env": {"A": "1", "B": null}, "incarnation": "i", "more": 1}'
     )
     assert directory.read_restore_context() == RestoreContext(env={"A": "1", "B": None}, incarnation="i")
+    (directory.path / "restore-context.json").write_text('{"env": {}, "park": true}')
+    assert directory.read_restore_context() == RestoreContext(env={}, park=True)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +177,7 @@ def test_the_restore_context(directory: ControlDirectory) -> None:
         ('{"env": []}', HookReason.RESTORE_CONTEXT_CORRUPT, "under 'env'"),
         ('{"env": {"A": 1}}', HookReason.RESTORE_CONTEXT_CORRUPT, "env A: expected a string or null, found int"),
         ('{"env": {}, "incarnation": 3}', HookReason.RESTORE_CONTEXT_CORRUPT, "incarnation: expected a string"),
+        ('{"env": {}, "park": "no"}', HookReason.RESTORE_CONTEXT_CORRUPT, "park: expected true or false, found str"),
     ],
 )
 def test_a_bad_restore_context_is_named(

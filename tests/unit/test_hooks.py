@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 from support.watching import wait_until
 
 from worker_hooks import gate, guard
-from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
+from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, WAKE, ControlDirectory
 from worker_hooks.hooks import Hooks, run
 from worker_hooks.lifecycle import State
+from worker_hooks.reasons import HookError, HookReason
 
 
 async def test_a_worker_that_cannot_say_it_is_ready_goes_on_without_a_capture(
@@ -63,6 +65,91 @@ async def test_a_new_incarnation_is_new_in_all_that_the_hooks_see_to(
     assert seen == {"DYN_TCP_RPC_PORT": "2", "ONLY_THE_SOURCES": None}, "before the engine resumes"
     assert hooks.lifecycle.incarnation == "clone"
     assert hooks.lifecycle.evidence["first_random"] != repr(random.Random(7).random())
+
+
+class Parking:
+    """A worker that is captured, and whose next incarnation is told to park."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guard, "scan", lambda pid: [])
+        self.control = tmp_path / "control"
+        self.hooks = Hooks(ControlDirectory(self.control), capture_wanted=True, incarnation="source")
+        self.resumed: list[str | None] = []
+
+    def write(self, name: str, content: str) -> None:
+        (self.control / ".new").write_text(content)
+        (self.control / ".new").rename(self.control / name)
+
+    async def parked(self) -> asyncio.Task[None]:
+        """Returns the worker's wait, once it is parked."""
+        self.hooks.booted()
+        waiting = asyncio.create_task(
+            self.hooks.snapshot_point(lambda: None, lambda: self.resumed.append(os.environ.get("DYN_TCP_RPC_PORT")))
+        )
+        async with asyncio.timeout(5):
+            await wait_until(self.control, lambda: (self.control / READY_FOR_SNAPSHOT).exists() or None)
+            self.write(
+                RESTORE_CONTEXT, json.dumps({"env": {"DYN_TCP_RPC_PORT": "2"}, "incarnation": "clone", "park": True})
+            )
+            self.write(RESTORE_COMPLETE, "incarnation=clone\n")
+            await wait_until(self.control, lambda: self.hooks.lifecycle.state is State.PARKED or None)
+        return waiting
+
+
+async def test_a_parked_incarnation_has_its_identity_and_resumes_only_when_woken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_TCP_RPC_PORT", "1")
+    worker = Parking(tmp_path, monkeypatch)
+    waiting = await worker.parked()
+    assert worker.hooks.lifecycle.incarnation == "clone"
+    assert worker.resumed == []
+    worker.write(WAKE, "incarnation=clone\n")
+    async with asyncio.timeout(5):
+        await waiting
+    assert worker.resumed == ["2"]
+    await worker.hooks.self_test(lambda: None)
+    worker.hooks.registered()
+    assert [state for state, _ in worker.hooks.lifecycle.snapshot.history][-6:] == [
+        "RESTORED", "IDENTITY_APPLIED", "PARKED", "RESUMING", "SELF_TESTING", "REGISTERED",
+    ]  # fmt: skip
+
+
+async def test_a_wake_for_another_incarnation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Parking(tmp_path, monkeypatch)
+    waiting = await worker.parked()
+    worker.write(WAKE, "incarnation=another\n")
+    with pytest.raises(HookError, match="wake names another, this is clone") as refusal:
+        async with asyncio.timeout(5):
+            await waiting
+    assert refusal.value.reason is HookReason.INCARNATION_MISMATCH
+    assert worker.resumed == []
+
+
+def test_a_parked_worker_that_is_told_to_drain_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took: list[float] = []
+
+    async def main(hooks: Hooks) -> None:
+        worker = Parking(tmp_path, monkeypatch)
+        worker.hooks = hooks
+        waiting = await worker.parked()
+        began = time.monotonic()
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGTERM)
+        try:
+            await waiting
+        finally:
+            took.append(time.monotonic() - began)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        hooks = Hooks.from_environment({"SNAPSHOT_CONTROL_DIR": str(tmp_path / "control")})
+        assert run(main, hooks) == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert hooks.lifecycle.state is State.STOPPED
+    assert took[0] < 1
+    assert hooks.lifecycle.snapshot.history[-2][0] == "PARKED"
 
 
 async def test_discovery_that_hangs_does_not_keep_a_worker_from_draining(monkeypatch: pytest.MonkeyPatch) -> None:
