@@ -94,6 +94,12 @@ class OrderKind(StrEnum):
     COLD_START = "cold_start"
     RESTORE = "restore"
     CAPTURE = "capture"
+    PARK = "park"
+    """A restore that stops short of resuming: out of discovery, weights off the GPU, until it is woken."""
+    WAKE = "wake"
+    """Let a parked replica go on to serving."""
+    PREFETCH = "prefetch"
+    """Read a snapshot's images and weight segments into memory, for restores to come."""
     DRAIN = "drain"
     KILL = "kill"
     CANCEL = "cancel"
@@ -104,7 +110,8 @@ class Order(Value, frozen=True):
 
     ``fence`` is the token of the controller that wrote it; a node ignores orders below the highest
     fence it has seen. ``deadline`` is when the fleet gives the order up. ``replica_id`` names the
-    replica to make (``cold_start``, ``restore``) or to act on (the others).
+    replica to make (``cold_start``, ``restore``, ``park``) or to act on (the others); a ``prefetch`` has
+    no replica, but a name of its own there, for a ``cancel`` to name.
     """
 
     id: str
@@ -115,7 +122,7 @@ class Order(Value, frozen=True):
     issued_at: float
     deadline: float
     snapshot_id: str | None = None
-    """restore: which snapshot."""
+    """restore, park, prefetch: which snapshot."""
     capture: bool = False
     """cold_start: stop at ready-for-snapshot and wait for a ``capture`` order (or its absence)."""
     reason: str = ""
@@ -186,6 +193,8 @@ class Way(StrEnum):
 
     COLD_START = "cold_start"
     RESTORE = "restore"
+    WAKE = "wake"
+    """Restored and parked before it was wanted, and woken when it was; a node calls that a restore still."""
 
 
 class ReplicaPhase(StrEnum):
@@ -196,6 +205,8 @@ class ReplicaPhase(StrEnum):
     READY_FOR_SNAPSHOT = "ready_for_snapshot"
     CAPTURING = "capturing"
     RESTORING = "restoring"
+    PARKED = "parked"
+    """Restored, with its identity; it waits to be woken before it resumes."""
     RESUMING = "resuming"
     """Released: identity, resume and self-test are the worker's own."""
     REGISTERED = "registered"
@@ -296,12 +307,33 @@ class Decision(Value, frozen=True):
     decode: int | None = None
 
 
+class PoolHint(Value, frozen=True):
+    """What the planner would have ready in one pool beside what serves."""
+
+    parked: int | None = None
+    """Replicas to keep parked, in place of the pool's own setting; None: no opinion."""
+    prefetch: bool = False
+    """Whether nodes should have the snapshot that a restore would use in memory."""
+
+
+class ScalingHint(Value, frozen=True):
+    """Goes beside the planner's decisions, by role as they do. Nothing is wrong without it; the newest counts."""
+
+    at: float
+    expires_at: float
+    """From then on it says nothing."""
+    prefill: PoolHint | None = None
+    decode: PoolHint | None = None
+
+
 class ReplicaState(StrEnum):
     """The fleet's view of a replica."""
 
     ORDERED = "ordered"
     STARTING = "starting"
     RESTORING = "restoring"
+    PARKED = "parked"
+    """Kept ready, out of discovery: not part of the pool's numbers until it is woken."""
     RESUMING = "resuming"
     SERVING = "serving"
     DRAINING = "draining"
@@ -346,6 +378,9 @@ class PoolStatus(Value, frozen=True):
     serving: int
     pending: int
     draining: int
+    parked: int = 0
+    """Ready to be woken; beside ``serving`` and ``pending``, which do not count them."""
+    parked_target: int = 0
     unachievable_reason: str | None = None
     snapshot_id: str | None = None
     """The snapshot that a restore would use now."""

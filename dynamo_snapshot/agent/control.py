@@ -47,11 +47,22 @@ class ControlDirectory:
                 "It belongs to another incarnation: restore into a fresh house.",
             )
 
-    def release(self, incarnation: str, environment: dict[str, str | None]) -> None:
-        """Lets the waiting worker go on as ``incarnation``, with ``environment`` applied (None unsets a name)."""
-        context = {"env": environment, "incarnation": incarnation}
+    def is_woken(self) -> bool:
+        return (self.path / control.WAKE).exists()
+
+    def release(self, incarnation: str, environment: dict[str, str | None], *, park: bool = False) -> None:
+        """Lets the waiting worker go on as ``incarnation``, with ``environment`` applied (None unsets a name).
+
+        Args:
+            park: it goes no further than to its identity, until :meth:`wake`.
+        """
+        context = {"env": environment, "incarnation": incarnation, **({"park": True} if park else {})}
         self._write(control.RESTORE_CONTEXT, msgspec.json.encode(context))
         self._write(control.RESTORE_COMPLETE, f"incarnation={incarnation}\n".encode())
+
+    def wake(self, incarnation: str) -> None:
+        """Lets the parked worker go on."""
+        self._write(control.WAKE, f"incarnation={incarnation}\n".encode())
 
     def _write(self, name: str, data: bytes) -> None:
         temporary = self.path / f".{name}.tmp"

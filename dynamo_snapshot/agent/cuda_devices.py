@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from dynamo_snapshot.agent.cuda_driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
-from dynamo_snapshot.snapshots.manifest import CudaRecord, DeviceRecord
+from dynamo_snapshot.snapshots.manifest import CudaRecord, DeviceRecord, WeightSegment
 
 
 def record_devices(inventory: Inventory, uuids: Sequence[str], needed_bytes: Sequence[int]) -> CudaRecord:
@@ -24,6 +26,20 @@ def record_devices(inventory: Inventory, uuids: Sequence[str], needed_bytes: Seq
             for device, needed in zip(found, needed_bytes, strict=True)
         ),
     )
+
+
+def weights_bytes(record: CudaRecord, weights: Sequence[WeightSegment]) -> list[int]:
+    """Returns how many bytes of weights each of the record's GPUs holds."""
+    return [sum(segment.size for segment in weights if segment.device == index) for index in range(len(record.devices))]
+
+
+def without_weights(record: CudaRecord, weights: Sequence[WeightSegment]) -> CudaRecord:
+    """Returns the record of a replica that is parked: its weights stay off the GPU."""
+    devices = (
+        msgspec.structs.replace(device, needed_bytes=max(0, device.needed_bytes - size))
+        for device, size in zip(record.devices, weights_bytes(record, weights), strict=True)
+    )
+    return msgspec.structs.replace(record, devices=tuple(devices))
 
 
 def device_map(record: CudaRecord, inventory: Inventory, assigned: Sequence[str]) -> dict[str, str]:

@@ -42,7 +42,12 @@ class ReplicaRecord(Value, frozen=True):
     capture: bool = False
     snapshot_id: str | None = None
     gpus: dict[str, int] = msgspec.field(default_factory=dict)
-    """The GPUs it is on, by UUID in its own order: the bytes it needs of each, 0 where nobody knows."""
+    """The GPUs it is on, by UUID in its own order: the bytes it needs of each, 0 where nobody knows.
+
+    Of a parked one: what it is still to take before it is parked, then nothing.
+    """
+    parked: bool = False
+    """Made to be parked, and not woken since: it takes up no serving place of its GPUs."""
     served: bool = False
     """It has registered: from then on it survives its agent, and its GPU memory shows as used."""
 

@@ -28,7 +28,7 @@ from dynamo_snapshot.agent.process import KILL_GRACE_S
 from dynamo_snapshot.agent.replica import Replica, new_incarnation
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Exit, Order, Reason, Way, WorkerSpec
+from dynamo_snapshot.model import Exit, Order, OrderKind, Reason, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks import control
@@ -90,6 +90,7 @@ class Node:
         self.ports = Ports(*self.settings.rpc_ports)
         self.failed_logs = FailedLogs(self.settings.runtime_dir / "logs")
         self.restore_slots = asyncio.Semaphore(self.settings.max_concurrent_restores)
+        self.prefetch_slot = asyncio.Semaphore(1)
 
     def admit(self, order: Order, spec: WorkerSpec, way: Way, gpus: Sequence[str] = ()) -> Replica:
         """Takes in the replica that ``order`` wants, with a port of its own, on ``gpus``.
@@ -118,6 +119,7 @@ class Node:
             ordered_at=order.issued_at,
             capture=order.capture,
             snapshot_id=order.snapshot_id,
+            parked=order.kind is OrderKind.PARK,
             gpus=dict.fromkeys(gpus, 0),
         )
         try:
@@ -148,9 +150,12 @@ class Node:
             )
         return left(await self.gpus.driver.inventory(), self.living())
 
-    def assign_gpus(self, inventory: Inventory, count: int, preferred: Sequence[str] = ()) -> tuple[str, ...]:
+    def assign_gpus(
+        self, inventory: Inventory, count: int, preferred: Sequence[str] = (), *, parks: bool = False
+    ) -> tuple[str, ...]:
         """See :func:`dynamo_snapshot.agent.gpu_budget.assign`. To be noted before anything else is awaited."""
-        return assign(inventory, self.living(), count, self.settings.gpu.replicas_per_gpu, preferred)
+        places = None if parks else self.settings.gpu.replicas_per_gpu
+        return assign(inventory, self.living(), count, places, preferred)
 
     def living(self) -> list[ReplicaRecord]:
         return [replica.record for replica in self.replicas.values() if replica.exit is None]
@@ -160,6 +165,7 @@ class Node:
         replica: Replica,
         *,
         served: bool | None = None,
+        parked: bool | None = None,
         incarnation: str | None = None,
         gpus: Mapping[str, int] | None = None,
     ) -> None:
@@ -168,6 +174,7 @@ class Node:
         replica.record = msgspec.structs.replace(
             record,
             served=record.served if served is None else served,
+            parked=record.parked if parked is None else parked,
             incarnation=incarnation or record.incarnation,
             gpus=record.gpus if gpus is None else dict(gpus),
         )

@@ -16,6 +16,8 @@ from dynamo_snapshot.agent.capture import Capture
 from dynamo_snapshot.agent.cold_start import ColdStart
 from dynamo_snapshot.agent.journal import Begun, Ended
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.parking import Park, Wake
+from dynamo_snapshot.agent.prefetch import Prefetch
 from dynamo_snapshot.agent.replica import Replica, WorkerEnded
 from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.errors import SnapshotError
@@ -31,6 +33,15 @@ _PIPELINES = {
     OrderKind.COLD_START: phases.COLD_START,
     OrderKind.RESTORE: phases.RESTORE,
     OrderKind.CAPTURE: phases.CAPTURE,
+    OrderKind.PARK: phases.PARK,
+    OrderKind.WAKE: phases.WAKE,
+    OrderKind.PREFETCH: phases.PREFETCH,
+}
+_STEPS = {
+    OrderKind.RESTORE: Restore,
+    OrderKind.PARK: Park,
+    OrderKind.WAKE: Wake,
+    OrderKind.PREFETCH: Prefetch,
 }
 
 
@@ -47,7 +58,7 @@ class Orders:
         self._node, self._idle_share, self._on_publish, self._on_end = node, idle_share, on_publish, on_end
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._makers: dict[str, str] = {}
-        """By replica id: the order that is making it."""
+        """By replica id: the order that is making or waking it; by a prefetch's own name: that."""
         self._captures: dict[str, str] = {}
         """By replica id: the order that captures it."""
         self._cancelled: dict[str, tuple[Reason, str]] = {}
@@ -137,11 +148,11 @@ class Orders:
 
     async def _run(self, order: Order, spec: WorkerSpec, resumed: Replica | None) -> tuple[phases.Result, str | None]:
         node = self._node
-        steps: Capture | Restore | ColdStart
+        steps: Capture | ColdStart | Restore | Wake | Prefetch
         if order.kind is OrderKind.CAPTURE:
             steps = Capture(node, order, self._on_publish)
-        elif order.kind is OrderKind.RESTORE:
-            steps = Restore(node, order, spec)
+        elif order.kind in _STEPS:
+            steps = _STEPS[order.kind](node, order, spec)
         else:
             steps = ColdStart(node, order, spec, resumed)
         result = await phases.run(

@@ -71,6 +71,9 @@ class PhaseSpec:
 CAPTURE = "capture"
 RESTORE = "restore"
 COLD_START = "cold_start"
+PARK = "park"
+WAKE = "wake"
+PREFETCH = "prefetch"
 
 PIPELINES: dict[str, tuple[PhaseSpec, ...]] = {
     CAPTURE: (
@@ -104,6 +107,27 @@ PIPELINES: dict[str, tuple[PhaseSpec, ...]] = {
         PhaseSpec("boot", Limit.BOOT, share=Share.ENGINE),
         PhaseSpec("hold", Limit.ORDER, share=Share.WAIT),
         PhaseSpec("resume", Limit.RESTORE, share=Share.ENGINE),
+    ),
+    PARK: (
+        PhaseSpec("queue", Limit.ORDER, undo="leave_queue", share=Share.WAIT),
+        PhaseSpec("admit", undo="give_back"),
+        PhaseSpec("house", undo="remove_house"),
+        PhaseSpec("restore", Limit.RESTORE, share=Share.CRIU),
+        PhaseSpec("adopt"),
+        PhaseSpec("thaw", Limit.RESTORE, share=Share.DRIVER),
+        PhaseSpec("release", commits=True),
+        PhaseSpec("settle", Limit.RESTORE, share=Share.ENGINE),
+    ),
+    WAKE: (
+        PhaseSpec("admit", undo="stay_parked"),
+        PhaseSpec("load", undo="give_up_load"),
+        PhaseSpec("release", undo="remove_house", commits=True),
+        PhaseSpec("resume", Limit.RESTORE, share=Share.ENGINE),
+    ),
+    PREFETCH: (
+        PhaseSpec("queue", Limit.ORDER, undo="leave_queue", share=Share.WAIT),
+        PhaseSpec("admit", undo="give_back"),
+        PhaseSpec("read", Limit.ORDER, share=Share.VERIFY),
     ),
 }
 

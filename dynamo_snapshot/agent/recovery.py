@@ -1,6 +1,7 @@
 """What an agent does with what its predecessor left, before it takes any order.
 
-Replicas that serve are adopted. A cold worker that waits at ready-for-snapshot is adopted too, and goes on.
+Replicas that serve are adopted, and so are parked ones. A cold worker that waits at ready-for-snapshot is adopted
+too, and goes on.
 All else never served and is ended; its order fails with ``agent_restarted``, for the fleet to decide anew.
 """
 
@@ -17,6 +18,7 @@ from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
+from dynamo_snapshot.agent.parking import hold_for_parked, is_parked, noted_as_parked
 from dynamo_snapshot.agent.source_gpus import thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
@@ -78,10 +80,12 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
             return False
     serves = record.served or is_registered(replica)
     waits = record.way is Way.COLD_START and house.control.is_ready_for_snapshot()
-    if not serves and not waits:
+    replica.woken = house.control.is_woken()
+    parked = is_parked(replica)
+    if not serves and not waits and not parked:
         return False
-    replica = node.add(record)
-    replica.released = house.control.is_released()
+    woken, replica = replica.woken, node.add(record)
+    replica.released, replica.woken = house.control.is_released(), woken
     replica.move_in(house)
     if inner is not None:
         replica.locate(inner)
@@ -94,6 +98,9 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
             log.error("source_lost", replica=replica.id, cause=str(error))
     if serves:
         node.note(replica, served=True)
+    elif parked:
+        noted_as_parked(node, replica)
+        await hold_for_parked(node, replica)
     log.info("replica_adopted", replica=replica.id, phase=replica.phase)
     return True
 
@@ -105,8 +112,9 @@ def _settle(node: Node, orders: Orders, order: Order) -> None:
         if not alive:
             _end(node, order, None)
         return  # otherwise it is begun again, while it is wanted
-    made = replica is not None and replica.record.order_id == order.id
-    if made and replica is not None and replica.record.served:
+    made = replica is not None and (replica.record.order_id == order.id or order.kind is OrderKind.WAKE)
+    parked = alive and order.kind is OrderKind.PARK and replica is not None and replica.record.parked
+    if made and replica is not None and (replica.record.served or parked):
         _end(node, order, None)
     elif made and alive and order.kind is OrderKind.COLD_START and replica is not None:
         orders.begin(order, replica.record.spec, replica)

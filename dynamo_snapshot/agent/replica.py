@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import structlog
@@ -21,6 +21,9 @@ from worker_hooks.control import WorkerState
 from worker_hooks.lifecycle import State
 
 log = structlog.get_logger()
+
+if TYPE_CHECKING:
+    from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 
 T = TypeVar("T")
 
@@ -46,6 +49,8 @@ def phase_of(way: Way, ready: bool, released: bool, state: WorkerState | None) -
         return ReplicaPhase.REGISTERED
     if name in (State.DRAINING, State.STOPPED):
         return ReplicaPhase.DRAINING
+    if name == State.PARKED:
+        return ReplicaPhase.PARKED
     if released:
         return ReplicaPhase.RESUMING
     if way is Way.RESTORE:
@@ -102,6 +107,12 @@ class Replica:
         self.kept_log: Path | None = None
         """Where the log of the worker that failed is."""
         self._failed_logs = failed_logs
+        self.waking = False
+        """A wake is under way."""
+        self.woken = False
+        """It has been let go on after it was parked."""
+        self.snapshot: HeldSnapshot | None = None
+        """Kept for it while it is parked."""
         self._clock, self._on_change = clock, on_change
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -142,11 +153,27 @@ class Replica:
         self.pid = self.house.host_pid(inner_pid)
 
     def let_go(self, environment: dict[str, str]) -> None:
-        """Releases the worker, which waits at ready-for-snapshot or was just restored, as this record's incarnation."""
+        """Releases the worker, which waits at ready-for-snapshot or was just restored, as this record's incarnation.
+
+        One that is to be parked goes no further than that.
+        """
         assert self.house is not None
-        self.house.control.release(self.record.incarnation, dict(environment))
+        self.house.control.release(self.record.incarnation, dict(environment), park=self.record.parked)
         self.released = True
         self.update()
+
+    def wake(self) -> None:
+        """Lets the parked worker go on to serving."""
+        assert self.house is not None
+        self.house.control.wake(self.record.incarnation)
+        self.woken = True
+        self.update()
+
+    def leave_snapshot(self) -> None:
+        """What was kept for it may be removed."""
+        if self.snapshot is not None:
+            self.snapshot.leave()
+            self.snapshot = None
 
     def update(self) -> None:
         """Takes in what the worker says now."""
@@ -158,6 +185,8 @@ class Replica:
             phase = phase_of(self.record.way, self.ready_at is not None, self.released, self.state)
             if self.capturing and phase is ReplicaPhase.READY_FOR_SNAPSHOT:
                 phase = ReplicaPhase.CAPTURING
+            if self.woken and phase is ReplicaPhase.PARKED:  # it has not heard yet
+                phase = ReplicaPhase.RESUMING
         else:
             phase = ReplicaPhase.EXITED
         if phase is not self.phase:
@@ -197,6 +226,7 @@ class Replica:
 
     async def close(self) -> None:
         """Stops following; the house is left as it is."""
+        self.leave_snapshot()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -239,6 +269,7 @@ class Replica:
             message = message or (f"exit status {exit_.code}" if exit_.code > 0 else f"ended by signal {-exit_.code}")
             message += f"; its log is kept: {self.kept_log}" if self.kept_log else ""
         self.exit = msgspec.structs.replace(exit_, reason=reason, message=message)
+        self.leave_snapshot()
         self.update()
 
     def _account(self, house: House) -> WorkerState | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 from dynamo_snapshot.agent import shm
 from dynamo_snapshot.agent.cold_start import registered
+from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.agent.restored_gpus import RestoredGpus
-from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Order, Reason, Way, WorkerSpec
-from dynamo_snapshot.snapshots.compatibility import compatibility_key, explain_difference
+from dynamo_snapshot.model import Order, Way, WorkerSpec
 from dynamo_snapshot.snapshots.manifest import Manifest
 
 
@@ -24,9 +21,8 @@ class Restore:
         self._node, self._order, self._spec = node, order, spec
         self.replica: Replica | None = None
         self._slot = False
-        self._use: AbstractContextManager[Path] | None = None
+        self._snapshot: HeldSnapshot | None = None
         self._manifest: Manifest | None = None
-        self._images = Path()
         self._gpus: RestoredGpus | None = None
         """None: the snapshot uses no GPU."""
 
@@ -35,33 +31,10 @@ class Restore:
         self._slot = True
 
     async def admit(self) -> None:
-        snapshot_id = self._order.snapshot_id
-        if snapshot_id is None:
-            raise SnapshotError(Reason.SNAPSHOT_MISSING, f"order {self._order.id} names no snapshot to restore")
-        if snapshot_id in self._node.distrusted:
-            raise SnapshotError(
-                Reason.SNAPSHOT_CORRUPT,
-                self._node.distrusted[snapshot_id],
-                f"Remove it with `dynamo-snapshot snapshots rm {snapshot_id}` and capture again.",
-            )
+        snapshot = HeldSnapshot.of(self._node, self._order)
         self.replica = self._node.admit(self._order, self._spec, Way.RESTORE)
-        taking = asyncio.create_task(asyncio.to_thread(self._take, snapshot_id))
-        try:
-            wanted = await self._node.parts(self._order.pool, self._spec)
-            manifest = await asyncio.shield(taking)
-        finally:
-            # What it takes is given back by this phase's undo, which must not come before it.
-            await asyncio.wait({taking})
-            taking.exception()
-        self._manifest = manifest
-        captured = manifest.capture.compatibility
-        if compatibility_key(captured) != compatibility_key(wanted):
-            raise SnapshotError(
-                Reason.SNAPSHOT_INCOMPATIBLE,
-                f"snapshot {snapshot_id} cannot stand in for pool {self._order.pool} here: "
-                + "; ".join(explain_difference(captured, wanted)[:3]),
-                "A cold start works; capture the pool's worker anew.",
-            )
+        self._snapshot = snapshot
+        manifest = self._manifest = await snapshot.take_for(self._order.pool, self._spec)
         if manifest.capture.cuda is not None:
             self._gpus = RestoredGpus(self._node, self.replica, manifest.capture, manifest.capture.cuda)
             await self._gpus.reserve()
@@ -81,11 +54,11 @@ class Restore:
         assert house is not None
         if self._gpus is not None:
             await self._gpus.memory_made()
-        await asyncio.to_thread(shm.load, self._images, house.shm)
+        await asyncio.to_thread(shm.load, self._held.images, house.shm)
         # Whenever the worker ends from now on, its holder knows that it was the worker.
         expected = asyncio.create_task(house.holder.expect(capture.source_pid))
         try:
-            await self._node.criu.restore(house, self._images, capture.log_path)
+            await self._node.criu.restore(house, self._held.images, capture.log_path)
         finally:
             await expected
 
@@ -134,17 +107,14 @@ class Restore:
                 self.replica.keep_log()
             await self._node.forget(self.replica)
 
-    def _take(self, snapshot_id: str) -> Manifest:
-        """Keeps the snapshot from being removed, and refuses it unless it is what was published. Blocks."""
-        use = self._node.store.use(snapshot_id)
-        self._images = use.__enter__()
-        self._use = use
-        return self._node.store.check_unchanged(snapshot_id)
-
     def _leave_snapshot(self) -> None:
-        if self._use is not None:
-            use, self._use = self._use, None
-            use.__exit__(None, None, None)
+        if self._snapshot is not None:
+            self._snapshot.leave()
+
+    @property
+    def _held(self) -> HeldSnapshot:
+        assert self._snapshot is not None
+        return self._snapshot
 
     @property
     def _replica(self) -> Replica:

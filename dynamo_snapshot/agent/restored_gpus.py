@@ -6,9 +6,10 @@ import asyncio
 
 import structlog
 
-from dynamo_snapshot.agent.cuda_devices import device_map
+from dynamo_snapshot.agent.cuda_devices import device_map, weights_bytes, without_weights
 from dynamo_snapshot.agent.cuda_driver import DeviceMap
 from dynamo_snapshot.agent.cuda_tree import cuda_processes, process_tree, thaw
+from dynamo_snapshot.agent.gpu_budget import require_place
 from dynamo_snapshot.agent.loader import ReplicaLoad
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
@@ -39,11 +40,26 @@ class RestoredGpus:
         inventory = await self._node.inventory()
         wanted = [device.uuid for device in self._record.devices]
         count = self._replica.record.spec.gpus or len(wanted)
+        parks = self._replica.record.parked
+        record = without_weights(self._record, self._capture.weights) if parks else self._record
         # No await from here on: another restore must not count on the same memory.
-        assigned = self._node.assign_gpus(inventory, count, wanted)
-        self._devices = device_map(self._record, inventory, assigned)
-        needed = (device.needed_bytes for device in self._record.devices)
+        assigned = self._node.assign_gpus(inventory, count, wanted, parks=parks)
+        self._devices = device_map(record, inventory, assigned)
+        needed = (device.needed_bytes for device in record.devices)
         self._node.note(self._replica, gpus=dict(zip(assigned, needed, strict=True)))
+
+    async def reserve_place(self) -> None:
+        """Counts in what the parked replica will need of its GPUs to serve; from now on it takes a place there.
+
+        Raises:
+            SnapshotError: ``node_at_capacity``, ``gpu_out_of_memory``.
+        """
+        inventory = await self._node.inventory()
+        # No await from here on, as above.
+        weights = weights_bytes(self._record, self._capture.weights)
+        needed = dict(zip(self._replica.record.gpus, weights, strict=True))
+        require_place(inventory, self._node.living(), needed, self._node.settings.gpu.replicas_per_gpu)
+        self._node.note(self._replica, parked=False, gpus=needed)
 
     def begin_load(self) -> None:
         """Has a loader make memory and fill it, beside all that follows; nothing where the worker loads by itself."""
@@ -51,7 +67,8 @@ class RestoredGpus:
         assert gpus is not None
         if not self._capture.weights:
             return
-        house = self._node.houses.prepare(self._replica.id)
+        replica = self._replica
+        house = self._node.houses.prepare(replica.id) if replica.house is None else replica.house.path
         self._load = gpus.load_for(self._replica.id, house, self._capture.weights, tuple(self._replica.record.gpus))
         if self._load is not None:
             self._loading = asyncio.create_task(self._load.begin(), name=f"load-{self._replica.id}")

@@ -15,13 +15,17 @@ from support.agent_host import AgentHost, MakeHost, criu_that, replica_of, toy_s
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.house import MARK
-from dynamo_snapshot.agent.phases import CAPTURE, COLD_START, CRASH_ENV, PIPELINES, RESTORE
+from dynamo_snapshot.agent.phases import CAPTURE, COLD_START, CRASH_ENV, PARK, PIPELINES, PREFETCH, RESTORE, WAKE
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase, Reported
 from dynamo_snapshot.snapshots.store import SnapshotStore
 
 AT_ENTRY = [(pipeline, spec.name) for pipeline, specs in PIPELINES.items() for spec in specs]
-IN_THE_MIDDLE = [(CAPTURE, "dump", 0.03), (CAPTURE, "publish", 0.005), (RESTORE, "restore", 0.04)]
+IN_THE_MIDDLE = [
+    (CAPTURE, "dump", 0.03), (CAPTURE, "publish", 0.005), (RESTORE, "restore", 0.04), (PARK, "restore", 0.04),
+    (WAKE, "resume", 0.003),
+]  # fmt: skip
+SETTLED = (ReplicaPhase.REGISTERED, ReplicaPhase.PARKED, ReplicaPhase.EXITED)
 
 
 def where(pipeline: str) -> list[str]:
@@ -63,7 +67,7 @@ async def check_nothing_orphaned(host: AgentHost, orders: list[str]) -> Reported
     def settled(reported: Reported) -> bool:
         living.clear()
         living.update(one.replica_id for one in reported.replicas if one.phase is not ReplicaPhase.EXITED)
-        return all(one.phase in (ReplicaPhase.REGISTERED, ReplicaPhase.EXITED) for one in reported.replicas)
+        return all(one.phase in SETTLED for one in reported.replicas)
 
     reported = await host.until(settled)
     assert len(reported.outcomes) == len({outcome.order_id for outcome in reported.outcomes}) == len(orders)
@@ -136,6 +140,66 @@ async def test_killed_in_a_restore(make_host: MakeHost, snapshot: str, shared_st
         assert outcome.reason == Reason.AGENT_RESTARTED
         assert reported.replicas == ()
     again = await host.outcome(await host.order(OrderKind.RESTORE, "again", snapshot_id=snapshot))
+    assert again.status is OrderStatus.DONE, again.message
+
+
+@pytest.mark.parametrize("point", where(PARK))
+async def test_killed_while_it_parks(make_host: MakeHost, snapshot: str, shared_store: Path, point: str) -> None:
+    host = make_host(store_dir=shared_store)
+    host.start(**{CRASH_ENV: point})
+    order = await host.order(OrderKind.PARK, "spare", snapshot_id=snapshot)
+    await killed_and_restarted(host, point)
+    reported = await check_nothing_orphaned(host, [order])
+    outcome = await host.outcome(order)
+    if outcome.status is OrderStatus.DONE:  # it was parked by the time it was found
+        assert point == "park.settle"
+        assert [one.phase for one in reported.replicas] == [ReplicaPhase.PARKED]
+        name = "spare"
+    else:
+        assert outcome.reason == Reason.AGENT_RESTARTED
+        assert reported.replicas == ()
+        name = "again"
+        again = await host.outcome(await host.order(OrderKind.PARK, name, snapshot_id=snapshot))
+        assert again.status is OrderStatus.DONE, again.message
+    woken = await host.outcome(await host.order(OrderKind.WAKE, name))
+    assert woken.status is OrderStatus.DONE, woken.message
+
+
+@pytest.mark.parametrize("point", where(WAKE))
+async def test_killed_in_a_wake(make_host: MakeHost, snapshot: str, shared_store: Path, point: str) -> None:
+    host = make_host(store_dir=shared_store)
+    host.start(**{CRASH_ENV: point})
+    park = await host.order(OrderKind.PARK, "spare", snapshot_id=snapshot)
+    parked = await host.replica("spare", ReplicaPhase.PARKED)
+    await host.outcome(park)
+    wake = await host.order(OrderKind.WAKE, "spare")
+    await killed_and_restarted(host, point)
+    reported = await check_nothing_orphaned(host, [park, wake])
+    outcome = await host.outcome(wake)
+    left = [(one.phase, one.pid) for one in reported.replicas]
+    if outcome.status is OrderStatus.DONE:  # it had served by the time it was found
+        assert "resume" in point
+        assert left == [(ReplicaPhase.REGISTERED, parked.pid)]
+        return
+    assert outcome.reason == Reason.AGENT_RESTARTED
+    if "resume" in point:  # it was let go, and did not serve
+        assert left == []
+        return
+    assert left == [(ReplicaPhase.PARKED, parked.pid)], "it was never let go, so it is as good as before"
+    again = await host.outcome(await host.order(OrderKind.WAKE, "spare"))
+    assert again.status is OrderStatus.DONE, again.message
+    assert (await host.replica("spare", ReplicaPhase.REGISTERED)).pid == parked.pid
+
+
+@pytest.mark.parametrize("point", where(PREFETCH))
+async def test_killed_in_a_prefetch(make_host: MakeHost, snapshot: str, shared_store: Path, point: str) -> None:
+    host = make_host(store_dir=shared_store)
+    host.start(**{CRASH_ENV: point})
+    order = await host.order(OrderKind.PREFETCH, "prefetch-1", snapshot_id=snapshot)
+    await killed_and_restarted(host, point)
+    await check_nothing_orphaned(host, [order])
+    assert (await host.outcome(order)).reason == Reason.AGENT_RESTARTED
+    again = await host.outcome(await host.order(OrderKind.PREFETCH, "prefetch-2", snapshot_id=snapshot))
     assert again.status is OrderStatus.DONE, again.message
 
 
@@ -229,6 +293,9 @@ def test_every_phase_has_a_kill_point() -> None:
         COLD_START: test_killed_in_a_cold_start,
         CAPTURE: test_killed_in_a_capture,
         RESTORE: test_killed_in_a_restore,
+        PARK: test_killed_while_it_parks,
+        WAKE: test_killed_in_a_wake,
+        PREFETCH: test_killed_in_a_prefetch,
     }
     assert set(drills) == set(PIPELINES)
     for pipeline, drill in drills.items():

@@ -2,7 +2,8 @@
 
 It has what makes capturing hard: threads, memory, a child process, an inotify watch, a shared-memory segment and
 a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
-dump; ``never_register``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation fail.
+dump; ``never_register``; ``never_park``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation
+fail.
 ``TOY_CUDA`` (a ``FakeProcess`` as JSON) makes it a GPU worker for the fake driver, whose weights, in host memory,
 are out of its image; ``TOY_ZEROS_MIB``: see there.
 """
@@ -115,6 +116,11 @@ def main() -> None:
             os._exit(4)
         random.seed()
         say("IDENTITY_APPLIED")
+        if context.get("park") and FLAW != "never_park":
+            say("PARKED")
+            signal.signal(signal.SIGTERM, lambda *_: (say("STOPPED"), os._exit(0)))
+            wait_for("wake")
+            signal.signal(signal.SIGTERM, lambda *_: stop.set())
         say("RESUMING")
         if gpu:
             gpu.resume()

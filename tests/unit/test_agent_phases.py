@@ -10,13 +10,18 @@ from virtual_time import run_virtually
 from dynamo_snapshot.agent import phases
 from dynamo_snapshot.agent.capture import Capture
 from dynamo_snapshot.agent.cold_start import ColdStart
+from dynamo_snapshot.agent.parking import Park, Wake
 from dynamo_snapshot.agent.phases import PIPELINES, Limit, Limits, PhaseSpec
+from dynamo_snapshot.agent.prefetch import Prefetch
 from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.config import PhaseDeadlines
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
-STEPS = {phases.CAPTURE: Capture, phases.RESTORE: Restore, phases.COLD_START: ColdStart}
+STEPS = {
+    phases.CAPTURE: Capture, phases.RESTORE: Restore, phases.COLD_START: ColdStart,
+    phases.PARK: Park, phases.WAKE: Wake, phases.PREFETCH: Prefetch,
+}  # fmt: skip
 EVERY_PHASE = [(pipeline, spec.name) for pipeline, specs in PIPELINES.items() for spec in specs]
 LIMITS = Limits(phases=PhaseDeadlines(), boot_timeout_s=600, order_s=10_000)
 
