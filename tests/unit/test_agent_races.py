@@ -130,7 +130,7 @@ async def test_a_source_that_its_capture_could_not_let_go_is_let_go_later(
     await capture.admit()
     holding = asyncio.create_task(start.hold())
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
