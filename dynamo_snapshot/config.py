@@ -78,6 +78,8 @@ class OrderDeadlines(Section):
     cold_start_s: Seconds = 600
     restore_s: Seconds = 60
     capture_s: Seconds = 300
+    wake_s: Seconds = Field(30, description="A parked replica's way to serving; parking itself has restore_s.")
+    prefetch_s: Seconds = 120
     drain_s: Seconds = 60
     kill_s: Seconds = 10
 
@@ -111,6 +113,13 @@ class Pool(Section):
     worker: Worker
     min_replicas: int = Field(1, ge=0, description="The target never goes below.")
     max_replicas: int = Field(8, ge=1, description="The target never goes above.")
+    parked: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Replicas kept parked beside those that serve: restored, out of discovery, on a GPU without their "
+        "weights, and woken first when more are needed. Each takes host memory. A planner's hint may say otherwise.",
+    )
     snapshot: SnapshotPolicy = Field(default_factory=SnapshotPolicy)
     deadlines: OrderDeadlines = Field(default_factory=OrderDeadlines)
     max_attempts: int = Field(

@@ -61,6 +61,7 @@ def _pool(fleet: config.Fleet, pool: config.Pool, servers: dict[str, str]) -> Po
         ),
         min_replicas=pool.min_replicas,
         max_replicas=pool.max_replicas,
+        parked=pool.parked,
         captures=pool.snapshot.capture is config.CapturePolicy.FIRST_WORKER,
         minimum_gain_s=pool.snapshot.minimum_gain_s,
         quarantine_after=pool.snapshot.quarantine_after,
@@ -68,6 +69,8 @@ def _pool(fleet: config.Fleet, pool: config.Pool, servers: dict[str, str]) -> Po
         cold_start_s=pool.deadlines.cold_start_s,
         restore_s=pool.deadlines.restore_s,
         capture_s=pool.deadlines.capture_s,
+        wake_s=pool.deadlines.wake_s,
+        prefetch_s=pool.deadlines.prefetch_s,
         drain_s=pool.deadlines.drain_s,
         kill_s=pool.deadlines.kill_s,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dynamo_snapshot.fleet.core.lifecycle import PENDING
+from dynamo_snapshot.fleet.core.spares import parked_target
 from dynamo_snapshot.fleet.core.state import PoolState, Replica, State
 from dynamo_snapshot.fleet.core.ways import newest_usable
 from dynamo_snapshot.model import FleetStatus, PoolStatus, Reason, ReplicaState, ReplicaStatus
@@ -32,7 +33,7 @@ def _sizes(state: State) -> dict[str, int]:
 def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
     members = [replica for replica in state.replicas.values() if replica.pool == name]
     serving = sum(replica.state is ReplicaState.SERVING for replica in members)
-    pending = sum(replica.state in PENDING for replica in members)
+    pending = sum(replica.state in PENDING and replica.counts for replica in members)
     limit, reason = _limit(state, name, serving, pending, now)
     snapshots = [newest_usable(state.memory, node.reported, name) for node in state.nodes.values()]
     newest = max((s for s in snapshots if s is not None), key=lambda s: s.created_at, default=None)
@@ -44,6 +45,8 @@ def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
         serving=serving,
         pending=pending,
         draining=sum(replica.state is ReplicaState.DRAINING for replica in members),
+        parked=sum(replica.state is ReplicaState.PARKED for replica in members),
+        parked_target=parked_target(state, name, now),
         unachievable_reason=reason,
         snapshot_id=newest.id if newest else None,
     )
@@ -61,7 +64,8 @@ def _limit(state: State, name: str, serving: int, pending: int, now: float) -> t
         return serving + pending, block.reason
     heard = [node for node in state.nodes.values() if node.reported is not None]
     if heard:
-        others = sum(replica.pool != name for replica in state.replicas.values())
+        # What is parked gives way.
+        others = sum(replica.pool != name and not replica.spare for replica in state.replicas.values())
         room = max(0, len(heard) * state.rules.node_capacity - others)
         if room < state.rules.pools[name].max_replicas:
             return room, Reason.NODE_AT_CAPACITY

@@ -26,6 +26,7 @@ STATE_STYLES = {
     ReplicaState.ORDERED: ("○", "dim"),
     ReplicaState.STARTING: ("◔", "yellow"),
     ReplicaState.RESTORING: ("◑", "yellow"),
+    ReplicaState.PARKED: ("◒", "blue"),
     ReplicaState.RESUMING: ("◕", "cyan"),
     ReplicaState.SERVING: ("●", "green"),
     ReplicaState.DRAINING: ("◌", "magenta"),

@@ -7,16 +7,17 @@ runs, not by what the core believes.
 from __future__ import annotations
 
 from msgspec.structs import replace
-from simulated_node import STARTS, STOPS, Luck, Running, SimulatedNode
+from simulated_node import MAKES, STARTS, STOPS, Luck, Running, SimulatedNode
 
 from dynamo_snapshot.fleet.core import initial, step
-from dynamo_snapshot.fleet.core.lifecycle import ALIVE
+from dynamo_snapshot.fleet.core.lifecycle import WANTED
 from dynamo_snapshot.fleet.core.messages import (
     Command,
     CompleteDecision,
     Decided,
     DiscoverySeen,
     Event,
+    Hinted,
     LoadsSeen,
     Memory,
     NodeReported,
@@ -27,6 +28,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Ticked,
 )
 from dynamo_snapshot.fleet.core.rules import PoolRules, Rules
+from dynamo_snapshot.fleet.core.spares import parked_target
 from dynamo_snapshot.fleet.core.state import State
 from dynamo_snapshot.model import (
     Decision,
@@ -34,9 +36,11 @@ from dynamo_snapshot.model import (
     Order,
     OrderKind,
     OrderStatus,
+    PoolHint,
     ReplicaPhase,
     ReplicaState,
     Reported,
+    ScalingHint,
     Wanted,
     WorkerLoad,
     WorkerSpec,
@@ -45,6 +49,7 @@ from dynamo_snapshot.model import (
 SLICE_S = 0.25
 LEASE_TTL_S = 10.0
 HEARTBEAT_S = 5.0
+BEFORE_WAKE = (ReplicaPhase.RESTORING, ReplicaPhase.PARKED)
 
 
 def rules(**pool_changes: object) -> Rules:
@@ -56,6 +61,8 @@ def rules(**pool_changes: object) -> Rules:
         worker=WorkerSpec(command=("engine",)),
         cold_start_s=30.0,
         restore_s=10.0,
+        wake_s=5.0,
+        prefetch_s=5.0,
         capture_s=10.0,
         drain_s=10.0,
         kill_s=3.0,
@@ -155,6 +162,10 @@ class World:
         self.unacknowledged = decision
         self.feed(Decided(decision=decision))
 
+    def hint(self, parked: int | None, *, prefetch: bool = False, lasts_s: float = 30.0) -> None:
+        pool = PoolHint(parked=parked, prefetch=prefetch)
+        self.feed(Hinted(hint=ScalingHint(at=self.now, expires_at=self.now + lasts_s, decode=pool)))
+
     def set_etcd(self, up: bool) -> None:
         self.etcd_up = up
 
@@ -224,6 +235,9 @@ class World:
     def serving(self, pool: str = "decode") -> list[Running]:
         return [replica for replica in self.live(pool) if replica.instance_id in self.registry]
 
+    def parked(self, pool: str = "decode") -> list[Running]:
+        return [replica for replica in self.live(pool) if replica.phase is ReplicaPhase.PARKED]
+
     def open_orders(self) -> list[Order]:
         return [order for wanted in self.wanted.values() for order in wanted.orders]
 
@@ -251,7 +265,7 @@ class World:
             limits = self.rules.pools[name]
             assert limits.min_replicas <= pool.target <= limits.max_replicas
         for order in fresh:
-            if order.kind is OrderKind.RESTORE:
+            if order.kind in (OrderKind.RESTORE, OrderKind.PARK, OrderKind.PREFETCH):
                 assert order.snapshot_id not in self.state.memory.quarantined, "a quarantined snapshot is used"
         for replica in self.state.replicas.values():
             if replica.state is ReplicaState.SERVING:
@@ -275,11 +289,20 @@ class World:
     def _check_ids(self, fresh: list[Order]) -> None:
         ids = [order.id for order in fresh]
         assert len(ids) == len(set(ids)), "an id is used twice"
-        replicas = [order.replica_id for order in fresh if order.kind in STARTS]
-        known = {order.replica_id for order in self.orders.values() if order.kind in STARTS}
+        replicas = [order.replica_id for order in fresh if order.kind in MAKES]
+        known = {order.replica_id for order in self.orders.values() if order.kind in MAKES}
         assert len(replicas) == len(set(replicas)), "a replica is ordered twice"
         assert not known & set(replicas), "a replica is ordered twice"
         assert all(order.fence == self.fence for order in fresh)
+        parked = {
+            seen.replica_id
+            for report in self.reports.values()
+            for seen in report.replicas
+            if seen.phase is ReplicaPhase.PARKED
+        }
+        woken = [order.replica_id for order in fresh if order.kind is OrderKind.WAKE]
+        assert set(woken) <= parked, "somebody is woken who is not parked"
+        assert len(woken) == len(set(woken)), "a replica is woken twice"
 
     def _check_numbers(self, fresh: list[Order], lists: dict[str, Wanted]) -> None:
         """Never a double order; budgets hold, orders in flight included."""
@@ -287,21 +310,32 @@ class World:
         ever = {**self.orders, **open_orders}
         stopped = {order.replica_id for order in ever.values() if order.kind in STOPS}
         for pool in self.rules.pools:
-            committed = {o.replica_id for o in open_orders.values() if o.kind in STARTS and o.pool == pool}
+            starts = {o.replica_id for o in open_orders.values() if o.kind in STARTS and o.pool == pool}
+            parks = {o.replica_id for o in ever.values() if o.kind is OrderKind.PARK and o.pool == pool}
+            wakes = {o.replica_id for o in open_orders.values() if o.kind is OrderKind.WAKE}
+            committed = set(starts)
+            parked = set()
             for report in self.reports.values():
                 committed |= {
                     seen.replica_id
                     for seen in report.replicas
                     if seen.phase not in (ReplicaPhase.EXITED, ReplicaPhase.DRAINING) and seen.pool == pool
                 }
+                parked |= {seen.replica_id for seen in report.replicas if seen.phase in BEFORE_WAKE}
             failed = {
                 self.orders[outcome.order_id].replica_id
                 for report in self.reports.values()
                 for outcome in report.outcomes
                 if outcome.status is not OrderStatus.DONE and outcome.order_id in self.orders
             }
-            committed -= stopped | failed
-            if any(order.kind in STARTS and order.pool == pool for order in fresh):
+            # Who was made to be parked, and is on the way there or there, counts apart until it is woken.
+            spare = (committed & parks & (parked | starts)) - wakes
+            committed -= stopped | failed | spare
+            spare -= stopped | failed
+            if any(order.kind is OrderKind.PARK and order.pool == pool for order in fresh):
+                wanted = parked_target(self.state, pool, self.now)
+                assert len(spare) <= wanted, f"{len(spare)} are parked or on their way there for {wanted}"
+            if any(order.kind in STARTS and order.kind is not OrderKind.PARK and order.pool == pool for order in fresh):
                 target = self.state.pools[pool].target
                 assert len(committed) <= target, f"{len(committed)} are on their way or there for target {target}"
         for node in self.nodes.values():
@@ -309,7 +343,7 @@ class World:
             ordered = {
                 order.replica_id
                 for order in (lists[node.name].orders if node.name in lists else ())
-                if order.kind in STARTS and order.id not in node.handled
+                if order.kind in MAKES and order.id not in node.handled
             }
             assert len(really | ordered) <= self.rules.node_capacity, "a node's budget is exceeded"
 
@@ -326,7 +360,7 @@ class World:
         assert not any(order.kind in STARTS for order in fresh), "something is started while discovery is unknown"
         for replica in before.replicas.values():
             after = self.state.replicas.get(replica.id)
-            if replica.state in ALIVE and after is not None and after.state is ReplicaState.DRAINING:
+            if replica.state in WANTED and after is not None and after.state is ReplicaState.DRAINING:
                 assert after.phase is ReplicaPhase.DRAINING, "something is drained while discovery is unknown"
 
     def _check_withdrawals(self, before: State) -> None:
@@ -336,14 +370,14 @@ class World:
                 r
                 for r in before.replicas.values()
                 if r.pool == pool
-                and r.state in ALIVE
+                and r.counts
                 and r.id in self.state.replicas
                 and self.state.replicas[r.id].state is ReplicaState.DRAINING
                 and self.state.replicas[r.id].phase is not ReplicaPhase.DRAINING
             ]
             if not withdrawn:
                 continue
-            left = [r for r in self.state.replicas.values() if r.pool == pool and r.state in ALIVE]
+            left = [r for r in self.state.replicas.values() if r.pool == pool and r.counts]
             target = self.state.pools[pool].target
             assert len(left) >= target, f"{len(left)} are left for target {target}"
             lost_serving = [r for r in withdrawn if r.state is ReplicaState.SERVING and r.served_since is not None]

@@ -25,8 +25,14 @@ from dynamo_snapshot.model import (
 if TYPE_CHECKING:
     from fleet_world import World
 
-STARTS = (OrderKind.COLD_START, OrderKind.RESTORE)
+MAKES = (OrderKind.COLD_START, OrderKind.RESTORE, OrderKind.PARK)
+"""Orders that make a replica."""
+STARTS = (*MAKES, OrderKind.WAKE)
 STOPS = (OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL)
+
+UNRELEASED = (
+    ReplicaPhase.STARTING, ReplicaPhase.RESTORING, ReplicaPhase.READY_FOR_SNAPSHOT, ReplicaPhase.PARKED,
+)  # fmt: skip
 
 
 @dataclass
@@ -43,6 +49,9 @@ class Luck:
     restores_fail: bool = False
     captures_fail: bool = False
     cold_starts_fail: bool = False
+    wakes_fail: bool = False
+    wakes_refused: bool = False
+    """For want of room: the replica stays parked."""
     registers: bool = True
     """Whether released workers reach discovery."""
     boot_s: float = 4.0
@@ -123,21 +132,29 @@ class SimulatedNode:
             OrderKind.COLD_START: luck.boot_s,
             OrderKind.RESTORE: luck.restore_s,
             OrderKind.CAPTURE: luck.capture_s,
+            OrderKind.PARK: luck.restore_s,
         }.get(order.kind, 0.2)
         fails = None
         if order.kind in (*STARTS, OrderKind.CAPTURE) and luck.dice.random() < luck.failing:
             fails = Reason.WORKER_EXITED
-        if order.kind is OrderKind.RESTORE and luck.restores_fail:
+        if order.kind in (OrderKind.RESTORE, OrderKind.PARK) and luck.restores_fail:
             fails = Reason.CRIU_RESTORE_FAILED
         if order.kind is OrderKind.CAPTURE and luck.captures_fail:
             fails = Reason.CRIU_DUMP_FAILED
         if order.kind is OrderKind.COLD_START and luck.cold_starts_fail:
             fails = Reason.WORKER_EXITED
+        if order.kind is OrderKind.WAKE and luck.wakes_fail:
+            fails = Reason.WORKER_EXITED
+        if order.kind is OrderKind.WAKE and luck.wakes_refused:
+            fails = Reason.NODE_AT_CAPACITY
+        if order.kind is OrderKind.WAKE and (refused := self._refusal(order.replica_id)) is not None:
+            self._end(order, now, OrderStatus.FAILED, refused)
+            return
         due = now + seconds * (0.5 + luck.dice.random())
-        if order.kind in STARTS:
-            if luck.dice.random() < luck.hanging:
-                due = float("inf")
-            way = Way.RESTORE if order.kind is OrderKind.RESTORE else Way.COLD_START
+        if order.kind in STARTS and luck.dice.random() < luck.hanging:
+            due = float("inf")
+        if order.kind in MAKES:
+            way = Way.COLD_START if order.kind is OrderKind.COLD_START else Way.RESTORE
             phase = ReplicaPhase.RESTORING if way is Way.RESTORE else ReplicaPhase.STARTING
             self.replicas[order.replica_id] = Running(
                 id=order.replica_id,
@@ -152,6 +169,12 @@ class SimulatedNode:
         self.operations[order.id] = Operation(order=order, due=due, fails=fails, started=now)
         if order.kind in STOPS:
             self._begin_stop(order)
+
+    def _refusal(self, replica_id: str) -> Reason | None:
+        replica = self.replicas.get(replica_id)
+        if replica is None:
+            return Reason.UNKNOWN_REPLICA
+        return None if replica.phase is ReplicaPhase.PARKED else Reason.WORKER_NOT_READY
 
     def _begin_stop(self, order: Order) -> None:
         replica = self.replicas.get(order.replica_id)
@@ -192,13 +215,21 @@ class SimulatedNode:
 
     def _give_up(self, operation: Operation) -> None:
         replica = self.replicas.get(operation.order.replica_id)
-        if operation.order.kind in STARTS and replica is not None and replica.live:
+        if operation.order.kind in STARTS and replica is not None and replica.live and not self._unreleased(operation):
             self._exit(replica, -9)
         self._end(operation.order, operation.started, OrderStatus.FAILED, Reason.DEADLINE_EXCEEDED)
+
+    def _unreleased(self, operation: Operation) -> bool:
+        """A wake that has not let its replica go yet leaves it parked, whatever becomes of it."""
+        replica = self.replicas[operation.order.replica_id]
+        return operation.order.kind is OrderKind.WAKE and replica.phase is ReplicaPhase.PARKED
 
     def _proceed(self, operation: Operation) -> None:
         order, now, luck = operation.order, self.world.now, self.world.luck
         replica = self.replicas.get(order.replica_id)
+        if order.kind is OrderKind.PREFETCH:
+            self._end(order, operation.started, OrderStatus.DONE)
+            return
         if order.kind in STOPS:
             if replica is not None:
                 if order.kind is OrderKind.CANCEL and not self._open_start(replica.id):
@@ -215,13 +246,18 @@ class SimulatedNode:
             return
         if order.kind is OrderKind.CAPTURE:
             self._capture(operation, replica)
+        elif operation.fails is Reason.NODE_AT_CAPACITY:
+            self._end(order, operation.started, OrderStatus.FAILED, operation.fails)
         elif operation.fails is not None:
             self._exit(replica, 1)
             self._end(order, operation.started, OrderStatus.FAILED, operation.fails)
         elif order.kind is OrderKind.COLD_START and order.capture and replica.phase is ReplicaPhase.STARTING:
             self._set_phase(replica, ReplicaPhase.READY_FOR_SNAPSHOT)
             operation.due = now + 5.0  # release_after_s
-        elif replica.phase in (ReplicaPhase.STARTING, ReplicaPhase.RESTORING, ReplicaPhase.READY_FOR_SNAPSHOT):
+        elif order.kind is OrderKind.PARK:
+            self._set_phase(replica, ReplicaPhase.PARKED)
+            self._end(order, operation.started, OrderStatus.DONE)
+        elif replica.phase in UNRELEASED:
             self._set_phase(replica, ReplicaPhase.RESUMING)
             operation.due = now + 0.1
         elif replica.phase is ReplicaPhase.RESUMING and luck.registers and self.world.etcd_up:
@@ -294,7 +330,8 @@ class SimulatedNode:
         """The agent's process dies and comes back: what served is adopted, what was on its way has failed."""
         for operation in list(self.operations.values()):
             replica = self.replicas.get(operation.order.replica_id)
-            if operation.order.kind in STARTS and replica is not None and replica.live:
+            made = operation.order.kind in STARTS and replica is not None and replica.live
+            if made and replica is not None and not self._unreleased(operation):
                 self._exit(replica, -9)
             if operation.order.id in self.operations:
                 self._end(operation.order, operation.started, OrderStatus.FAILED, Reason.AGENT_RESTARTED)

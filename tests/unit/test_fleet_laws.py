@@ -28,6 +28,7 @@ class Misfortune(RuleBasedStateMachine):
         nodes=st.sampled_from([("one",), ("one", "two")]),
         capacity=st.sampled_from([3, 10]),
         maximum=st.sampled_from([3, 6]),
+        parked=st.sampled_from([0, 0, 1, 2]),
     )
     def begin(
         self,
@@ -38,14 +39,19 @@ class Misfortune(RuleBasedStateMachine):
         nodes: tuple[str, ...],
         capacity: int,
         maximum: int,
+        parked: int,
     ) -> None:
-        fleet = replace(rules(max_replicas=maximum), node_capacity=capacity)
+        fleet = replace(rules(max_replicas=maximum, parked=parked), node_capacity=capacity)
         luck = Luck(dice=dice, failing=failing, hanging=hanging, unreported_phases=quiet)
         self.world = World(fleet, luck, nodes)
 
     @rule(number=st.one_of(st.none(), st.integers(-1, 8)))
     def planner_decides(self, number: int | None) -> None:
         self.world.decide(number)
+
+    @rule(parked=st.one_of(st.none(), st.integers(-1, 4)), prefetch=st.booleans(), lasts_s=st.sampled_from([0.5, 40.0]))
+    def planner_hints(self, parked: int | None, prefetch: bool, lasts_s: float) -> None:
+        self.world.hint(parked, prefetch=prefetch, lasts_s=lasts_s)
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 5.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
@@ -105,6 +111,10 @@ class Misfortune(RuleBasedStateMachine):
     def restores_fail_or_not(self, fails: bool) -> None:
         self.world.luck.restores_fail = fails
 
+    @rule(fail=st.booleans(), refused=st.booleans())
+    def wakes_fail_or_not(self, fail: bool, refused: bool) -> None:
+        self.world.luck.wakes_fail, self.world.luck.wakes_refused = fail, refused
+
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -115,10 +125,17 @@ class Misfortune(RuleBasedStateMachine):
         world.run(300)
         target = world.state.pools["decode"].target
         room = len(world.nodes) * world.rules.node_capacity
-        assert len(world.serving()) == len(world.live()) == min(target, room)
+        serving, parked = world.serving(), world.parked()
+        assert len(serving) == len(world.live()) - len(parked) == min(target, room)
+        wanted = world.rules.pools["decode"].parked
+        assert len(parked) <= wanted
+        for node in world.nodes.values() if len(parked) < wanted else ():
+            live = sum(replica.live for replica in node.replicas.values())
+            unusable = set(world.state.memory.quarantined) >= {snapshot.id for snapshot in node.snapshots}
+            assert live == world.rules.node_capacity or unusable, "one more could be parked there"
         assert world.open_orders() == [], "orders stay in the list after their outcome"
         assert world.unacknowledged is None, "a decision was never acknowledged"
-        assert set(world.registry) == {replica.instance_id for replica in world.live()}
+        assert set(world.registry) == {replica.instance_id for replica in serving}
 
 
 TestMisfortune = Misfortune.TestCase

@@ -47,8 +47,16 @@ def test_only_discovery_makes_a_replica_serve() -> None:
 
 
 def test_what_does_not_count_never_counts_again() -> None:
-    for state in set(ReplicaState) - ALIVE:
+    for state in set(ReplicaState) - ALIVE - {ReplicaState.PARKED}:
         assert not set(TABLE[state].values()) & ALIVE
+
+
+def test_a_parked_replica_is_never_late_and_counts_only_once_it_is_woken_or_seen() -> None:
+    row = TABLE[ReplicaState.PARKED]
+    assert Happening.OVERDUE not in row
+    assert {happening for happening, following in row.items() if following in ALIVE} == {
+        Happening.WOKEN, Happening.RELEASED, Happening.DISCOVERED,
+    }  # fmt: skip
 
 
 def test_only_what_is_gone_stops() -> None:

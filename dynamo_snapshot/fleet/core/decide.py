@@ -1,10 +1,10 @@
-"""Takes up what the planner decides."""
+"""Takes up what the planner decides, and what it hints at."""
 
 from __future__ import annotations
 
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.messages import CompleteDecision
-from dynamo_snapshot.model import Decision
+from dynamo_snapshot.model import Decision, ScalingHint
 
 
 def decided(draft: Draft, decision: Decision) -> None:
@@ -28,3 +28,10 @@ def decided(draft: Draft, decision: Decision) -> None:
                 reason += f" asks for {number}; the pool takes {rules.min_replicas} to {rules.max_replicas}"
             draft.record(name, f"target {pool.target} -> {target}", reason)
         draft.set_pool(name, target=target, decided=True)
+
+
+def hinted(draft: Draft, hint: ScalingHint) -> None:
+    """Takes up a hint, unless a newer one came before it."""
+    known = draft.state.hint
+    if known is None or hint.at >= known.at:
+        draft.set(hint=hint)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dynamo_snapshot.fleet import identity
-from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening, advance, legal
+from dynamo_snapshot.fleet.core.lifecycle import Happening, advance, legal
 from dynamo_snapshot.fleet.core.messages import Command, PublishStatus, Remember, SetWanted
 from dynamo_snapshot.fleet.core.rules import PoolRules
 from dynamo_snapshot.fleet.core.state import Node, PoolState, Replica, State
@@ -81,19 +81,25 @@ class Draft:
 
     def issue(self, kind: OrderKind, replica: Replica, seconds: float, reason: str, **extra: Any) -> Order:
         """Puts one more order into the wanted list of the replica's node."""
+        return self.issue_to(replica.node, kind, replica.id, replica.pool, seconds, reason, **extra)
+
+    def issue_to(
+        self, node_name: str, kind: OrderKind, replica_id: str, pool: str, seconds: float, reason: str, **extra: Any
+    ) -> Order:
+        """Likewise, of a node."""
         order = Order(
             id=identity.order_id(self.state.fence, self.next_serial()),
             kind=kind,
-            replica_id=replica.id,
-            pool=replica.pool,
+            replica_id=replica_id,
+            pool=pool,
             fence=self.state.fence,
             issued_at=self.now,
             deadline=self.now + seconds,
             reason=reason,
             **extra,
         )
-        node = self.nodes[replica.node]
-        self.nodes[replica.node] = replace(node, orders=(*node.orders, order))
+        node = self.nodes[node_name]
+        self.nodes[node_name] = replace(node, orders=(*node.orders, order))
         return order
 
     def withdraw(self, node_name: str, order_id: str | None) -> None:
@@ -104,7 +110,16 @@ class Draft:
 
     def alive(self, pool: str) -> list[Replica]:
         """The replicas that count towards the target of ``pool``, oldest first."""
-        return [replica for replica in self.replicas.values() if replica.pool == pool and replica.state in ALIVE]
+        return [replica for replica in self.replicas.values() if replica.pool == pool and replica.counts]
+
+    def spares(self, pool: str) -> list[Replica]:
+        """The replicas of ``pool`` that are parked or on their way there, oldest first."""
+        return [replica for replica in self.replicas.values() if replica.pool == pool and replica.spare]
+
+    def heard(self) -> list[Node]:
+        """The nodes that have reported lately: only these get new work."""
+        limit = self.rules.node_silent_s
+        return [n for n in self.nodes.values() if n.reported is not None and self.now - n.heard_at <= limit]
 
     def occupied(self, node: str) -> int:
         """Replicas that take up ``node``, in whatever state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dynamo_snapshot.fleet.core.draft import Draft
-from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
+from dynamo_snapshot.fleet.core.lifecycle import WANTED, Happening
 from dynamo_snapshot.fleet.core.messages import Quarantine
 from dynamo_snapshot.fleet.core.state import Block, Replica
 from dynamo_snapshot.model import OrderStatus, Outcome, Reason, ReplicaState, Way
@@ -42,7 +42,7 @@ CERTAINLY_THE_SNAPSHOT = frozenset({Reason.SNAPSHOT_CORRUPT, Reason.SNAPSHOT_CHA
 def fail(draft: Draft, replica_id: str, happening: Happening, reason: str, message: str = "") -> None:
     """Moves a replica to FAILED (``happening``: BROKE or OVERDUE) and accounts for it once."""
     replica = draft.replicas[replica_id]
-    was_wanted = replica.state in ALIVE
+    was_wanted = replica.state in WANTED
     draft.move(replica_id, happening, reason=reason, deadline=None)
     if not was_wanted:
         return
@@ -50,15 +50,27 @@ def fail(draft: Draft, replica_id: str, happening: Happening, reason: str, messa
     draft.record(replica.pool, what, f"{reason}: {message}" if message else reason)
     # While discovery cannot be read no worker can register: that is nobody's failure.
     blameless = not draft.state.discovery_known
-    if replica.served_since is None and replica.way is Way.RESTORE and not blameless:
+    new = replica.served_since is None and replica.state is not ReplicaState.PARKED
+    if new and replica.way is not Way.COLD_START and not blameless:
         _blame_snapshot(draft, replica, reason)
-    attempts = 0 if _proven(draft, replica) else replica.attempts + (not blameless)
-    _vacate(draft, replica.pool, attempts, reason)
+    if replica.parks:
+        _pause_parking(draft, replica, reason)
+    elif new and replica.way is Way.WAKE:
+        wake_failed(draft, replica, reason)
+    else:
+        attempts = 0 if _proven(draft, replica) else replica.attempts + (not blameless)
+        _vacate(draft, replica.pool, attempts, reason)
+
+
+def wake_failed(draft: Draft, replica: Replica, reason: str) -> None:
+    """Its place is filled otherwise, which is as good a try as if it had never been woken."""
+    draft.set_pool(replica.pool, wake_failed_at=draft.now)
+    _vacate(draft, replica.pool, replica.attempts, reason)
 
 
 def succeeded(draft: Draft, replica: Replica) -> None:
     """A replica serves: its snapshot is good again."""
-    if replica.way is Way.RESTORE and replica.snapshot_id in draft.state.snapshot_failures:
+    if replica.way is not Way.COLD_START and replica.snapshot_id in draft.state.snapshot_failures:
         failures = dict(draft.state.snapshot_failures)
         del failures[replica.snapshot_id]
         draft.set(snapshot_failures=failures)
@@ -104,7 +116,8 @@ def capture_failed(draft: Draft, key: str | None) -> None:
 
 def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:
     snapshot_id = replica.snapshot_id
-    if snapshot_id is None or reason in NOT_THE_SNAPSHOT:
+    # A worker that does not know how to park, or was not parked when it was to be woken, may well be restored.
+    if snapshot_id is None or reason in NOT_THE_SNAPSHOT or reason == Reason.WORKER_NOT_READY:
         return
     if reason == Reason.DEADLINE_EXCEEDED and replica.phase is None:
         return  # its node never began: that says something of the node
@@ -118,6 +131,17 @@ def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:
         entry = Quarantine(compatibility_key=keys.get(snapshot_id, ""), reason=reason)
         draft.set(memory=replace(memory, quarantined={**memory.quarantined, snapshot_id: entry}))
         draft.record(replica.pool, f"snapshot {snapshot_id} quarantined", f"{count} failed in a row, last: {reason}")
+
+
+def _pause_parking(draft: Draft, replica: Replica, reason: str) -> None:
+    """What fails when it is parked is tried again more and more seldom: nobody waits for it."""
+    if replica.state is ReplicaState.PARKED and draft.now - replica.since >= draft.rules.proven_s:
+        return
+    known = draft.pools[replica.pool].parking_pause
+    pause = min(known.pause * 2, draft.rules.block_limit_s) if known else draft.rules.block_s
+    block = Block(since=draft.now, until=draft.now + pause, pause=pause, reason=reason)
+    draft.set_pool(replica.pool, parking_pause=block)
+    draft.record(replica.pool, f"nothing is parked for {pause:.0f} s", f"{replica.id} failed: {reason}")
 
 
 def _vacate(draft: Draft, pool: str, attempts: int, reason: str) -> None:

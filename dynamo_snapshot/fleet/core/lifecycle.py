@@ -9,6 +9,7 @@ from dynamo_snapshot.model import ReplicaState
 ORDERED = ReplicaState.ORDERED
 STARTING = ReplicaState.STARTING
 RESTORING = ReplicaState.RESTORING
+PARKED = ReplicaState.PARKED
 RESUMING = ReplicaState.RESUMING
 SERVING = ReplicaState.SERVING
 DRAINING = ReplicaState.DRAINING
@@ -23,6 +24,10 @@ class Happening(StrEnum):
     """Node: its engine boots."""
     RESTORES = "restores"
     """Node: its processes are being restored."""
+    PARKED = "parked"
+    """Node: it waits to be woken, on its way there or since its wake was refused."""
+    WOKEN = "woken"
+    """Fleet: it is needed."""
     RELEASED = "released"
     """Node: the worker goes on by itself, to identity, resume, self-test and registration."""
     DISCOVERED = "discovered"
@@ -43,6 +48,7 @@ TABLE: dict[ReplicaState, dict[Happening, ReplicaState]] = {
     ORDERED: {
         Happening.BOOTS: STARTING,
         Happening.RESTORES: RESTORING,
+        Happening.PARKED: PARKED,
         Happening.RELEASED: RESUMING,
         Happening.DISCOVERED: SERVING,
         Happening.WITHDRAWN: DRAINING,
@@ -59,13 +65,24 @@ TABLE: dict[ReplicaState, dict[Happening, ReplicaState]] = {
     },
     RESTORING: {
         Happening.RESTORES: RESTORING,
+        Happening.PARKED: PARKED,
         Happening.RELEASED: RESUMING,
         Happening.DISCOVERED: SERVING,
         Happening.WITHDRAWN: DRAINING,
         Happening.BROKE: FAILED,
         Happening.OVERDUE: FAILED,
     },
+    # No deadline: a replica may be parked for ever.
+    PARKED: {
+        Happening.PARKED: PARKED,
+        Happening.WOKEN: RESUMING,
+        Happening.RELEASED: RESUMING,
+        Happening.DISCOVERED: SERVING,
+        Happening.WITHDRAWN: DRAINING,
+        Happening.BROKE: FAILED,
+    },
     RESUMING: {
+        Happening.PARKED: PARKED,
         Happening.RELEASED: RESUMING,
         Happening.DISCOVERED: SERVING,
         Happening.WITHDRAWN: DRAINING,
@@ -96,7 +113,9 @@ TABLE: dict[ReplicaState, dict[Happening, ReplicaState]] = {
 PENDING = frozenset({ORDERED, STARTING, RESTORING, RESUMING})
 """On the way to serving: counts as capacity."""
 ALIVE = PENDING | {SERVING}
-"""Counts towards the target."""
+"""Counts towards the target, unless it is to be parked."""
+WANTED = ALIVE | {PARKED}
+"""Its end is a failure."""
 
 
 class IllegalHappeningError(ValueError):

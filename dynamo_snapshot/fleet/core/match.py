@@ -50,7 +50,7 @@ def match_discovery(draft: Draft) -> None:
         instance = seen.get(replica.id)
         if instance != replica.instance_id:
             draft.set_replica(replica.id, instance_id=instance)
-        if instance is not None and replica.state in PENDING:
+        if instance is not None and replica.state in PENDING | {ReplicaState.PARKED}:
             _serves(draft, replica)
         elif instance is None and replica.state is ReplicaState.SERVING:
             draft.move(replica.id, Happening.LOST, deadline=draft.now + draft.rules.discover_s)
@@ -74,6 +74,7 @@ def _serves(draft: Draft, replica: Replica) -> None:
         replica.id,
         Happening.DISCOVERED,
         deadline=None,
+        parks=False,
         served_since=draft.now if first else replica.served_since,
     )
     succeeded(draft, replica)

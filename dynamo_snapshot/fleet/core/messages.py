@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from dynamo_snapshot.model import Decision, Instance, Reported, StartTimes, Value, Wanted, WorkerLoad
+from dynamo_snapshot.model import Decision, Instance, Reported, ScalingHint, StartTimes, Value, Wanted, WorkerLoad
 
 
 class Quarantine(Value, frozen=True):
@@ -43,6 +43,12 @@ class Decided(Value, frozen=True):
     decision: Decision
 
 
+class Hinted(Value, frozen=True):
+    """The planner would have something ready; it may say so again and again."""
+
+    hint: ScalingHint
+
+
 class NodeReported(Value, frozen=True):
     reported: Reported
 
@@ -62,7 +68,7 @@ class Ticked(Value, frozen=True):
     """Time has passed."""
 
 
-Event: TypeAlias = Started | Decided | NodeReported | DiscoverySeen | LoadsSeen | Ticked
+Event: TypeAlias = Started | Decided | Hinted | NodeReported | DiscoverySeen | LoadsSeen | Ticked
 
 
 # What the core wants done; each is safe to repeat

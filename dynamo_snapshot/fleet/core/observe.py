@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dynamo_snapshot.fleet.core.draft import Draft
-from dynamo_snapshot.fleet.core.failures import capture_failed, captured, fail
-from dynamo_snapshot.fleet.core.lifecycle import ALIVE, Happening
+from dynamo_snapshot.fleet.core.failures import capture_failed, captured, fail, wake_failed
+from dynamo_snapshot.fleet.core.lifecycle import WANTED, Happening
 from dynamo_snapshot.fleet.core.messages import Resign
 from dynamo_snapshot.fleet.core.state import Node, Replica
 from dynamo_snapshot.fleet.core.takeover import WAYS, claim_orders
@@ -20,6 +20,7 @@ from dynamo_snapshot.model import (
     ReplicaReport,
     ReplicaState,
     Reported,
+    Way,
 )
 
 PROGRESS = {
@@ -27,9 +28,12 @@ PROGRESS = {
     ReplicaPhase.READY_FOR_SNAPSHOT: Happening.BOOTS,
     ReplicaPhase.CAPTURING: Happening.BOOTS,
     ReplicaPhase.RESTORING: Happening.RESTORES,
+    ReplicaPhase.PARKED: Happening.PARKED,
     ReplicaPhase.RESUMING: Happening.RELEASED,
     ReplicaPhase.REGISTERED: Happening.RELEASED,
 }
+NO_ROOM = frozenset({Reason.NODE_AT_CAPACITY, Reason.GPU_OUT_OF_MEMORY, Reason.AGENT_RESTARTED})
+"""Why a wake may be refused that says nothing against the parked replica."""
 AT_CAPTURE = frozenset({ReplicaPhase.READY_FOR_SNAPSHOT, ReplicaPhase.CAPTURING})
 
 
@@ -71,15 +75,34 @@ def _follow(draft: Draft, report: Reported, seen: ReplicaReport) -> None:
     elif seen.phase is ReplicaPhase.RESUMING and replica.capture_began is not None and not replica.capture_took:
         changes["capture_took"] = max(0.0, seen.since - replica.capture_began)
     draft.set_replica(replica.id, **changes)
-    if seen.phase is ReplicaPhase.DRAINING and replica.state in ALIVE:
+    if seen.phase is ReplicaPhase.DRAINING and replica.state in WANTED:
         # Somebody else told it to stop. It is replaced now and may finish what is in flight; no order
         # repeats the signal, which some engines take for impatience.
         seconds = draft.pool_rules(replica.pool).drain_s + draft.rules.outcome_grace_s
         draft.move(replica.id, Happening.WITHDRAWN, deadline=draft.now + seconds, stops_tried=(OrderKind.DRAIN,))
         draft.record(replica.pool, f"{replica.id} drains", "by itself: its node reports it draining")
     happening = PROGRESS.get(seen.phase)
-    if happening is not None and replica.state is not ReplicaState.SERVING and draft.may(replica.id, happening):
+    if happening is Happening.PARKED:
+        if replica.way is not Way.WAKE:  # else it has not heard of its wake yet
+            _parked(draft, replica.id)
+    elif happening is Happening.RELEASED and replica.state is ReplicaState.PARKED:
+        # Woken by an order that an earlier controller gave, and whose outcome it has seen.
+        deadline = draft.now + draft.rules.discover_s
+        draft.move(replica.id, happening, parks=False, way=Way.WAKE, deadline=deadline)
+    elif happening is not None and replica.state is not ReplicaState.SERVING and draft.may(replica.id, happening):
         draft.move(replica.id, happening)
+
+
+def _parked(draft: Draft, replica_id: str) -> None:
+    """It is parked, for as long as nobody needs it: its start is over, and no sample of how long one takes."""
+    if not draft.may(replica_id, Happening.PARKED):
+        return
+    new = draft.replicas[replica_id].state is not ReplicaState.PARKED
+    replica = draft.move(
+        replica_id, Happening.PARKED, parks=True, way=Way.RESTORE, deadline=None, ordered_at=None, attempts=0
+    )
+    if new:
+        draft.set_pool(replica.pool, parking_pause=None)
 
 
 def _adopt(draft: Draft, node: str, seen: ReplicaReport) -> None:
@@ -128,9 +151,15 @@ def _ended(draft: Draft, report: Reported, order: Order, outcome: Outcome) -> No
     if order.kind in WAYS:
         draft.set_replica(replica.id, start_order=None)
         if outcome.status is OrderStatus.DONE:
-            _released(draft, replica.id)
+            if order.kind is OrderKind.PARK:
+                _parked(draft, replica.id)
+            else:
+                _released(draft, replica.id)
             return
-        if replica.state in ALIVE:
+        if order.kind is OrderKind.WAKE and outcome.reason in NO_ROOM and _is_parked(report, replica.id):
+            _parked_again(draft, replica, outcome)
+            return
+        if replica.state in WANTED:
             fail(draft, replica.id, Happening.BROKE, outcome.reason or outcome.status, outcome.message)
         if not _lives(report, replica.id):
             _forget(draft, report, replica.id)
@@ -142,6 +171,15 @@ def _ended(draft: Draft, report: Reported, order: Order, outcome: Outcome) -> No
             _forget(draft, report, replica.id)
     elif order.kind is not OrderKind.CANCEL and replica.state is ReplicaState.DRAINING:
         fail(draft, replica.id, Happening.OVERDUE, outcome.reason or outcome.status, outcome.message)
+
+
+def _parked_again(draft: Draft, replica: Replica, outcome: Outcome) -> None:
+    """Its wake was refused for want of room: it is as good as before, and its place is to be filled otherwise."""
+    if not draft.may(replica.id, Happening.PARKED):
+        return
+    draft.record(replica.pool, f"{replica.id} stays parked", f"{outcome.reason}: {outcome.message}")
+    _parked(draft, replica.id)
+    wake_failed(draft, replica, outcome.reason or outcome.status)
 
 
 def _released(draft: Draft, replica_id: str) -> None:
@@ -161,13 +199,13 @@ def _note_exits(draft: Draft, report: Reported) -> None:
                 reason = seen.exit.reason or reason
                 code = seen.exit.code
                 message = seen.exit.message or (f"exit status {code}" if code >= 0 else f"ended by signal {-code}")
-            if replica.state in ALIVE:
+            if replica.state in WANTED:
                 fail(draft, replica.id, Happening.BROKE, reason, message)
             if replica.start_order is None:
                 _forget(draft, report, replica.id)
         elif seen is None and replica.start_order is None and replica.state is not ReplicaState.SERVING:
             # The node does not know it: it is gone, or was never there. Whom discovery shows still counts.
-            if replica.state in ALIVE:
+            if replica.state in WANTED:
                 fail(draft, replica.id, Happening.BROKE, Reason.UNKNOWN_REPLICA, "its node does not report it")
             _forget(draft, report, replica.id)
 
@@ -181,3 +219,7 @@ def _forget(draft: Draft, report: Reported, replica_id: str) -> None:
 
 def _lives(report: Reported, replica_id: str) -> bool:
     return any(seen.replica_id == replica_id and seen.phase is not ReplicaPhase.EXITED for seen in report.replicas)
+
+
+def _is_parked(report: Reported, replica_id: str) -> bool:
+    return any(seen.replica_id == replica_id and seen.phase is ReplicaPhase.PARKED for seen in report.replicas)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dynamo_snapshot.fleet import identity
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.lifecycle import PENDING, Happening
+from dynamo_snapshot.fleet.core.spares import keep_ready, make_room
 from dynamo_snapshot.fleet.core.state import Replica
 from dynamo_snapshot.fleet.core.victims import victims
-from dynamo_snapshot.fleet.core.ways import Start, Wait, choose
-from dynamo_snapshot.model import OrderKind, ReplicaPhase, ReplicaState, Way
+from dynamo_snapshot.fleet.core.ways import Start, Wait, Wake, choose
+from dynamo_snapshot.model import OrderKind, Reason, ReplicaPhase, ReplicaState, Way
 
 ORPHAN_DRAIN_S = 60.0
 ORPHAN_KILL_S = 10.0
@@ -18,6 +19,7 @@ def plan(draft: Draft) -> None:
     """Orders what is missing and withdraws what is too much; neither while discovery is unknown."""
     for pool in draft.rules.pools:
         _scale(draft, pool)
+    keep_ready(draft)
     for replica in list(draft.replicas.values()):
         _capture(draft, replica)
         _stop(draft, replica)
@@ -71,15 +73,20 @@ def _grow(draft: Draft, pool: str, deficit: int) -> None:
             _hold(draft, pool, "one start at a time until one succeeds")
             return
         deficit = 1
-    for _ in range(deficit):
+    for missing in range(deficit, 0, -1):
         vacancies = draft.pools[pool].vacancies
         attempts = vacancies[0] if vacancies else 0
         choice = choose(draft, pool, attempts)
         if isinstance(choice, Wait):
             _hold(draft, pool, choice.reason)
+            if choice.reason == Reason.NODE_AT_CAPACITY:
+                make_room(draft, pool, missing)
             return
         draft.set_pool(pool, vacancies=vacancies[1:])
-        _start(draft, pool, choice, attempts)
+        if isinstance(choice, Wake):
+            _wake(draft, pool, choice, attempts)
+        else:
+            _start(draft, pool, choice, attempts)
     _hold(draft, pool, "")
 
 
@@ -118,6 +125,15 @@ def _start(draft: Draft, pool: str, choice: Start, attempts: int) -> None:
     draft.replicas[replica.id] = replica
     draft.set_replica(replica.id, start_order=order.id, deadline=order.deadline + draft.rules.outcome_grace_s)
     draft.record(pool, f"{order.kind} of {replica.id} on {choice.node}", choice.reason)
+
+
+def _wake(draft: Draft, pool: str, choice: Wake, attempts: int) -> None:
+    replica = draft.move(
+        choice.replica_id, Happening.WOKEN, parks=False, way=Way.WAKE, ordered_at=draft.now, attempts=attempts
+    )
+    order = draft.issue(OrderKind.WAKE, replica, draft.pool_rules(pool).wake_s, choice.reason)
+    draft.set_replica(replica.id, start_order=order.id, deadline=order.deadline + draft.rules.outcome_grace_s)
+    draft.record(pool, f"wake of {replica.id} on {replica.node}", choice.reason)
 
 
 def _capture(draft: Draft, replica: Replica) -> None:

@@ -15,6 +15,8 @@ class PoolRules(Value, frozen=True):
     worker: WorkerSpec
     min_replicas: int = 1
     max_replicas: int = 8
+    parked: int = 0
+    """Replicas to keep parked, unless a hint asks for another number."""
     captures: bool = True
     """Whether the first worker of a compatibility key is captured."""
     minimum_gain_s: float = 1.0
@@ -23,6 +25,8 @@ class PoolRules(Value, frozen=True):
     cold_start_s: float = 600.0
     restore_s: float = 60.0
     capture_s: float = 300.0
+    wake_s: float = 30.0
+    prefetch_s: float = 120.0
     drain_s: float = 60.0
     kill_s: float = 10.0
 
@@ -52,7 +56,12 @@ class Rules(Value, frozen=True):
     block_s: float = 30.0
     """First pause after a place used up its attempts; it doubles with each further failure."""
     block_limit_s: float = 600.0
+    wake_again_s: float = 10.0
+    """After a failed wake the pool's places are filled otherwise for so long."""
+    prefetch_again_s: float = 300.0
+    """A node is not asked for the same snapshot again before: what it read may have gone from memory since."""
     cold_start_prior_s: float = 60.0
-    """Expected until measured; likewise the next two."""
+    """Expected until measured; likewise the next three."""
     restore_prior_s: float = 2.0
+    wake_prior_s: float = 0.5
     capture_prior_s: float = 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dynamo_snapshot.fleet.core.lifecycle import ALIVE, WANTED
 from dynamo_snapshot.fleet.core.messages import Memory
 from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.model import (
@@ -14,6 +15,7 @@ from dynamo_snapshot.model import (
     ReplicaPhase,
     ReplicaState,
     Reported,
+    ScalingHint,
     Value,
     Way,
     WorkerLoad,
@@ -38,6 +40,8 @@ class Replica(Value, frozen=True):
     snapshot_id: str | None = None
     captures: bool = False
     """Cold-started to be captured."""
+    parks: bool = False
+    """Made to be parked, and not woken: no part of its pool's numbers."""
     start_order: str | None = None
     """The open order that makes it."""
     capture_order: str | None = None
@@ -56,6 +60,16 @@ class Replica(Value, frozen=True):
     """When it was last found in discovery after it had not been; None: it has never served."""
     reason: str | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether it counts towards its pool's target."""
+        return self.state in ALIVE and not self.parks
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is parked or on its way there."""
+        return self.state in WANTED and self.parks
+
 
 class Node(Value, frozen=True):
     """One node: the orders that stand in its wanted list, and its newest report."""
@@ -67,10 +81,15 @@ class Node(Value, frozen=True):
     reported: Reported | None = None
     heard_at: float = 0.0
     """When ``reported`` was written, by the node's clock."""
+    prefetched: dict[str, float] = msgspec.field(default_factory=dict)
+    """When it was last asked to prefetch, by snapshot."""
 
 
 class Block(Value, frozen=True):
-    """A pool that pauses after a place used up its attempts; past ``until`` it tries one start at a time."""
+    """A pool that pauses: its starts after a place used up its attempts, its parking after a parked replica failed.
+
+    Past ``until`` it tries one at a time.
+    """
 
     since: float
     until: float
@@ -87,6 +106,8 @@ class PoolState(Value, frozen=True):
     vacancies: tuple[int, ...] = ()
     """Places that wait for a replacement: how many orders failed for each in a row."""
     block: Block | None = None
+    parking_pause: Block | None = None
+    wake_failed_at: float | None = None
     capture_seconds: tuple[float, ...] = ()
     waits_for: str = ""
     """Why a deficit is not ordered now."""
@@ -103,6 +124,8 @@ class State(Value, frozen=True):
     decision: tuple[int, int] | None = None
     decision_seen: bool = False
     """Whether this controller has had a decision."""
+    hint: ScalingHint | None = None
+    """The newest; it may have expired."""
     pools: dict[str, PoolState] = msgspec.field(default_factory=dict)
     nodes: dict[str, Node] = msgspec.field(default_factory=dict)
     replicas: dict[str, Replica] = msgspec.field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_snapshot.fleet.core.decide import decided
+from dynamo_snapshot.fleet.core.decide import decided, hinted
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.expire import expire
 from dynamo_snapshot.fleet.core.failures import end_pauses
@@ -12,6 +12,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Decided,
     DiscoverySeen,
     Event,
+    Hinted,
     LoadsSeen,
     NodeReported,
     Started,
@@ -37,6 +38,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             started(draft, event)
         case Decided(decision=decision):
             decided(draft, decision)
+        case Hinted(hint=hint):
+            hinted(draft, hint)
         case NodeReported(reported=report):
             reported(draft, report)
         case DiscoverySeen(instances=instances):

@@ -10,7 +10,13 @@ from dynamo_snapshot.fleet.core.messages import Started
 from dynamo_snapshot.fleet.core.state import Node, PoolState, Replica
 from dynamo_snapshot.model import Order, OrderKind, ReplicaState, Way
 
-WAYS = {OrderKind.COLD_START: Way.COLD_START, OrderKind.RESTORE: Way.RESTORE}
+WAYS = {
+    OrderKind.COLD_START: Way.COLD_START,
+    OrderKind.RESTORE: Way.RESTORE,
+    OrderKind.PARK: Way.RESTORE,
+    OrderKind.WAKE: Way.WAKE,
+}
+"""Orders that make a replica or bring one to serving, and how."""
 STOPS = frozenset({OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL})
 
 
@@ -48,6 +54,7 @@ def _take_over(draft: Draft, node: str, order: Order) -> None:
         ordered_at=order.issued_at,
         snapshot_id=order.snapshot_id,
         captures=order.capture,
+        parks=order.kind is OrderKind.PARK,
         start_order=order.id,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dynamo_snapshot.fleet import start_times
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.lifecycle import PENDING
 from dynamo_snapshot.fleet.core.messages import Memory
 from dynamo_snapshot.fleet.core.state import Node, Replica
-from dynamo_snapshot.model import Reason, ReplicaPhase, Reported, SnapshotSummary, Value, Way
+from dynamo_snapshot.model import Reason, ReplicaPhase, ReplicaState, Reported, SnapshotSummary, Value, Way
 
 SAMPLES_TO_JUDGE = 3
 """Restores are ruled out as slower than cold starts only on this many samples of each."""
@@ -25,20 +27,31 @@ class Start(Value, frozen=True):
     capture: bool = False
 
 
+class Wake(Value, frozen=True):
+    """Order a parked replica to serve."""
+
+    replica_id: str
+    reason: str
+
+
 class Wait(Value, frozen=True):
     """Order nothing now."""
 
     reason: str
 
 
-def choose(draft: Draft, pool: str, attempts: int) -> Start | Wait:
+def choose(draft: Draft, pool: str, attempts: int) -> Start | Wake | Wait:
     """Chooses for one place of ``pool`` for which ``attempts`` orders have failed in a row."""
     heard = [node for node in draft.nodes.values() if node.reported is not None]
     if not heard:
         return Wait(reason="no node has reported yet")
-    heard = [node for node in heard if draft.now - node.heard_at <= draft.rules.node_silent_s]
+    heard = draft.heard()
     if not heard:
         return Wait(reason=f"no node has reported for {draft.rules.node_silent_s:.0f} s")
+    parked = _to_wake(draft, pool, heard)
+    if parked is not None:
+        wake_s = expected(draft, pool, Way.WAKE)
+        return Wake(replica_id=parked.id, reason=f"it is parked; a wake is expected to take {wake_s:.1f} s")
     free = [node for node in heard if draft.occupied(node.name) < draft.rules.node_capacity]
     if not free:
         return Wait(reason=Reason.NODE_AT_CAPACITY)
@@ -66,17 +79,45 @@ def choose(draft: Draft, pool: str, attempts: int) -> Start | Wait:
 
 def newest_usable(memory: Memory, report: Reported | None, pool: str) -> SnapshotSummary | None:
     """The newest snapshot of ``report`` that may stand in for a cold start of ``pool`` on that node."""
-    fitting = [
+    fitting = usable(memory, report, pool)
+    return max(fitting, key=lambda snapshot: (snapshot.created_at, snapshot.id), default=None)
+
+
+def usable(memory: Memory, report: Reported | None, pool: str) -> list[SnapshotSummary]:
+    """All of these."""
+    return [
         snapshot
         for snapshot in _compatible(report, pool)
         if snapshot.admitted and snapshot.reason is None and snapshot.id not in memory.quarantined
     ]
-    return max(fitting, key=lambda snapshot: (snapshot.created_at, snapshot.id), default=None)
+
+
+def _to_wake(draft: Draft, pool: str, heard: list[Node]) -> Replica | None:
+    """The parked replica to wake next, on the node with fewest replicas that serve or will; None: there is none."""
+    failed_at = draft.pools[pool].wake_failed_at
+    if failed_at is not None and draft.now < failed_at + draft.rules.wake_again_s:
+        return None
+    fitting = {node.name: {s.id for s in usable(draft.state.memory, node.reported, pool)} for node in heard}
+    ready = [
+        replica
+        for replica in draft.spares(pool)
+        # One whose own order has not ended yet would be woken in its middle.
+        if replica.state is ReplicaState.PARKED
+        and replica.start_order is None
+        and replica.snapshot_id in fitting.get(replica.node, ())
+    ]
+    busy = Counter(replica.node for replica in draft.replicas.values() if replica.counts)
+    return min(ready, key=lambda replica: (busy[replica.node], replica.since, replica.id), default=None)
 
 
 def expected(draft: Draft, pool: str, way: Way) -> float:
     """Seconds from order to serving that ``way`` is expected to take: the median, or a prior until measured."""
-    prior = {Way.RESTORE: draft.rules.restore_prior_s, Way.COLD_START: draft.rules.cold_start_prior_s}[way]
+    rules = draft.rules
+    prior = {
+        Way.WAKE: rules.wake_prior_s,
+        Way.RESTORE: rules.restore_prior_s,
+        Way.COLD_START: rules.cold_start_prior_s,
+    }[way]
     measured = start_times.median(start_times.samples(draft.state.memory.start_times, pool, way))
     return prior if measured is None else measured
 
