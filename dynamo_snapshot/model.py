@@ -350,6 +350,8 @@ class ReplicaStatus(Value, frozen=True):
     state: ReplicaState
     since: float
     way: Way
+    parks: bool = False
+    """Parked, or on its way there: no part of its pool's numbers, and no capacity that comes by itself."""
     instance_id: int | None = None
     load: WorkerLoad | None = None
     reason: str | None = None

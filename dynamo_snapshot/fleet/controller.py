@@ -24,6 +24,7 @@ from dynamo_snapshot.fleet.core.messages import (
     Decided,
     DiscoverySeen,
     Event,
+    Hinted,
     LoadsSeen,
     Memory,
     NodeReported,
@@ -37,11 +38,12 @@ from dynamo_snapshot.fleet.core.messages import (
 )
 from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.decisions import Planner
+from dynamo_snapshot.fleet.hints import Hints, NoHints
 from dynamo_snapshot.fleet.mailbox import Mailbox
 from dynamo_snapshot.fleet.persistence import Store
 from dynamo_snapshot.fleet.publisher import Publisher
 from dynamo_snapshot.fleet.status import fleet_status
-from dynamo_snapshot.model import Decision, Reason, Wanted
+from dynamo_snapshot.model import Decision, Reason, ScalingHint, Wanted
 
 log = structlog.get_logger()
 
@@ -62,6 +64,7 @@ class Controller:
         store: Store,
         planner: Planner,
         publisher: Publisher,
+        hints: Hints | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._bus = bus
@@ -69,6 +72,7 @@ class Controller:
         self._store = store
         self._planner = planner
         self._publisher = publisher
+        self._hints = hints or NoHints()
         self._clock = clock
         self.state: State = initial(rules)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -92,6 +96,7 @@ class Controller:
             "reports": self._watch_reports(),
             "discovery": self._watch_discovery(),
             "planner": self._planner.run(self._on_decision, self._on_loads),
+            "hints": self._hints.run(self._on_hint),
             "clock": self._tick(),
             "wanted": self._write_wanted(),
             "leases": self._revoke_leases(),
@@ -155,6 +160,9 @@ class Controller:
 
     def _on_decision(self, decision: Decision) -> None:
         self._events.put_nowait(Decided(decision=decision))
+
+    def _on_hint(self, hint: ScalingHint) -> None:
+        self._events.put_nowait(Hinted(hint=hint))
 
     def _on_loads(self, loads: dict[int, Any]) -> None:
         self._events.put_nowait(LoadsSeen(loads=loads))

@@ -15,6 +15,7 @@ from dynamo_snapshot.discovery.etcd import EtcdDiscovery
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.controller import Controller
 from dynamo_snapshot.fleet.decisions import DynamoPlanner
+from dynamo_snapshot.fleet.hints import NatsHints
 from dynamo_snapshot.fleet.metrics import FleetMetrics
 from dynamo_snapshot.fleet.persistence import etcd_store
 from dynamo_snapshot.fleet.publisher import file_and_nats
@@ -67,6 +68,7 @@ async def run_controller(fleet: Fleet, environment: Mapping[str, str]) -> None:
             store,
             DynamoPlanner(etcd_url, fleet.namespace, endpoints, environment=child),
             FleetMetrics(registry, publisher),
+            NatsHints(nats_url, fleet.namespace),
         ).run()
 
 

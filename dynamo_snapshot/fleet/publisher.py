@@ -67,29 +67,13 @@ class FileAndNats:
         A task of its own: a server that hangs makes the client wait, and the file must not. The client
         may also take a cancellation for itself, hence the flag.
         """
-        client = self._nats = await self._connect(url)
+        client = self._nats = await connect(url)
         while not self._closing:
             await self._fresh.wait()
             self._fresh.clear()
             if client.is_connected:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await client.publish(self._subject, self._newest)
-
-    async def _connect(self, url: str) -> Client:
-        """Connects, as soon as the server can be reached; the client reconnects by itself from then on."""
-        backoff = Backoff()
-
-        async def quiet(error: Exception) -> None:
-            log.debug("nats_error", cause=str(error))
-
-        while True:
-            try:
-                return await nats.connect(
-                    url, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2, error_cb=quiet
-                )
-            except (nats.errors.Error, OSError, TimeoutError) as error:
-                log.info("nats_unreachable", url=url, cause=str(error) or type(error).__name__)
-                await asyncio.sleep(backoff.next())
 
     async def close(self, telling: asyncio.Task[None]) -> None:
         """Ends ``telling``, the task that runs :meth:`tell`, and the connection; waits for no server."""
@@ -99,6 +83,23 @@ class FileAndNats:
         if self._nats is not None:
             closing = asyncio.create_task(self._nats.close(), name="nats-close")
             await asyncio.wait([closing], timeout=CLOSE_S)
+
+
+async def connect(url: str) -> Client:
+    """Connects, as soon as the server can be reached; the client reconnects by itself from then on."""
+    backoff = Backoff()
+
+    async def quiet(error: Exception) -> None:
+        log.debug("nats_error", cause=str(error))
+
+    while True:
+        try:
+            return await nats.connect(
+                url, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2, error_cb=quiet
+            )
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            log.info("nats_unreachable", url=url, cause=str(error) or type(error).__name__)
+            await asyncio.sleep(backoff.next())
 
 
 @asynccontextmanager

@@ -81,6 +81,7 @@ def _replica(state: State, replica: Replica) -> ReplicaStatus:
         state=replica.state,
         since=replica.since,
         way=replica.way,
+        parks=replica.spare,
         instance_id=replica.instance_id,
         load=load,
         reason=replica.reason,

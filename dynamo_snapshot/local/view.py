@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dynamo_snapshot.local.observe import STALE_AFTER_S, FleetView
 from dynamo_snapshot.local.service import ServiceState
-from dynamo_snapshot.model import ReplicaState, ReplicaStatus
+from dynamo_snapshot.model import PoolStatus, ReplicaState, ReplicaStatus
 
 LINES = 8
 """How many of the newest lines and decisions the live view shows."""
@@ -149,14 +149,14 @@ class LiveView:
 
 def _pools(view: FleetView) -> RenderableType:
     assert view.status is not None
-    table = _table("pool", "role", "target", "serving", "pending", "draining", "snapshot", "")
+    table = _table("pool", "role", "target", "serving", "pending", "parked", "draining", "snapshot", "")
     for pool in view.status.pools:
         limit = ""
         if pool.achievable < pool.target:
             limit = f"at most {pool.achievable}: {pool.unachievable_reason or 'unknown'}"
         table.add_row(
-            pool.pool, pool.role, str(pool.target), str(pool.serving), str(pool.pending), str(pool.draining),
-            pool.snapshot_id or "none", Text(limit, "bold red"),
+            pool.pool, pool.role, str(pool.target), str(pool.serving), str(pool.pending), _parked(pool),
+            str(pool.draining), pool.snapshot_id or "none", Text(limit, "bold red"),
         )  # fmt: skip
     parts: list[RenderableType] = [table]
     if view.planner is not None:
@@ -164,6 +164,10 @@ def _pools(view: FleetView) -> RenderableType:
     if view.requests_per_s is not None:
         parts.append(Text(f"{view.requests_per_s:.1f} requests a second", "dim"))
     return Group(*parts)
+
+
+def _parked(pool: PoolStatus) -> str:
+    return f"{pool.parked} of {pool.parked_target}" if pool.parked or pool.parked_target else ""
 
 
 def _replicas(view: FleetView) -> RenderableType:
@@ -207,7 +211,7 @@ def _services(view: FleetView) -> RenderableType:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    numbers = {"target", "serving", "pending", "draining", "running", "queued", "for", "ago"}
+    numbers = {"target", "serving", "pending", "parked", "draining", "running", "queued", "for", "ago"}
     for column in columns:
         # Where it is narrow these break, so that short words stay whole.
         long = column in {"snapshot", "instance", "decision", "because", ""}

@@ -19,7 +19,18 @@ from support.fleet_stand_ins import StandInNode, planner_side
 
 from dynamo_snapshot.bus.directory import DirectoryBus
 from dynamo_snapshot.discovery.client import connected
-from dynamo_snapshot.model import FleetStatus, OrderKind, ReplicaState, decode
+from dynamo_snapshot.fleet import hints
+from dynamo_snapshot.model import (
+    FleetStatus,
+    OrderKind,
+    PoolHint,
+    ReplicaPhase,
+    ReplicaState,
+    ScalingHint,
+    Way,
+    decode,
+    encode,
+)
 
 FLEET = """
 name: trial
@@ -196,6 +207,34 @@ async def test_a_status_is_published_in_a_file_and_on_nats(trial: Trial) -> None
             assert abs(file.at - time.time()) < 3
     finally:
         await client.close()
+
+
+async def test_a_hint_on_nats_parks_and_a_decision_wakes(trial: Trial) -> None:
+    async with (
+        trial.controller(),
+        trial.running_node() as node,
+        planner_side(trial.namespace, trial.environment) as side,
+    ):
+        await trial.until(lambda: trial.settled(1))
+        client = await nats.connect(trial.nats)
+        try:
+            hint = ScalingHint(at=time.time(), expires_at=time.time() + 60, decode=PoolHint(parked=1, prefetch=True))
+            await client.publish(hints.subject(trial.namespace), b"this is no hint")
+            await client.publish(hints.subject(trial.namespace), encode(hint))
+            await trial.until(lambda: [r.phase for r in node.live()].count(ReplicaPhase.PARKED) == 1)
+        finally:
+            await client.close()
+        await trial.until(
+            lambda: (s := trial.status()) is not None and (s.pools[0].parked, s.pools[0].serving) == (1, 1)
+        )
+        spare = next(replica for replica in node.live() if replica.phase is ReplicaPhase.PARKED)
+        assert "error" not in await side.decide(2)
+        await trial.until(lambda: spare.id in trial.serving())
+        kinds = [order.kind for _, order in node.orders]
+        assert kinds.count(OrderKind.WAKE) == kinds.count(OrderKind.PREFETCH) == 1
+        status = trial.status()
+        assert status is not None
+        assert [times.way for times in status.start_times if times.seconds][-1] is Way.WAKE
 
 
 async def test_a_second_controller_takes_over_and_the_first_gives_up(trial: Trial) -> None:

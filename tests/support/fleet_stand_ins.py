@@ -32,7 +32,7 @@ from dynamo_snapshot.model import (
     Way,
 )
 
-STARTS = (OrderKind.COLD_START, OrderKind.RESTORE)
+STARTS = (OrderKind.COLD_START, OrderKind.RESTORE, OrderKind.PARK)
 
 
 @dataclass
@@ -101,7 +101,9 @@ class StandInNode:
             )
             self.snapshots.append(summary)
             self.captured.set()
-        else:
+        elif order.kind is OrderKind.WAKE:
+            reason = await self._serve(self.replicas[order.replica_id])
+        elif order.kind is not OrderKind.PREFETCH:
             reason = await self._stop(order)
         self.outcomes[order.id] = Outcome(
             order_id=order.id,
@@ -114,7 +116,7 @@ class StandInNode:
         self.changed.set()
 
     async def _start(self, order: Order) -> Reason | None:
-        restores = order.kind is OrderKind.RESTORE
+        restores = order.kind is not OrderKind.COLD_START
         self.port += 1
         replica = Replica(
             id=order.replica_id,
@@ -132,6 +134,12 @@ class StandInNode:
             self._move(replica, ReplicaPhase.READY_FOR_SNAPSHOT)
             async with asyncio.timeout(20):
                 await self.captured.wait()
+        if order.kind is OrderKind.PARK:
+            self._move(replica, ReplicaPhase.PARKED)
+            return None
+        return await self._serve(replica)
+
+    async def _serve(self, replica: Replica) -> Reason | None:
         if not replica.live:
             return Reason.WORKER_EXITED
         try:

@@ -29,6 +29,7 @@ class Misfortune(RuleBasedStateMachine):
         capacity=st.sampled_from([3, 10]),
         maximum=st.sampled_from([3, 6]),
         parked=st.sampled_from([0, 0, 1, 2]),
+        settled=st.booleans(),
     )
     def begin(
         self,
@@ -40,10 +41,14 @@ class Misfortune(RuleBasedStateMachine):
         capacity: int,
         maximum: int,
         parked: int,
+        settled: bool,
     ) -> None:
         fleet = replace(rules(max_replicas=maximum, parked=parked), node_capacity=capacity)
         luck = Luck(dice=dice, failing=failing, hanging=hanging, unreported_phases=quiet)
-        self.world = World(fleet, luck, nodes)
+        self.world = World(fleet, Luck(dice=dice) if settled else luck, nodes)
+        if settled:  # misfortune finds a fleet that has a snapshot, and what it parks
+            self.world.run(20)
+            self.world.luck = luck
 
     @rule(number=st.one_of(st.none(), st.integers(-1, 8)))
     def planner_decides(self, number: int | None) -> None:

@@ -94,6 +94,15 @@ def test_a_fleet_shows_replicas_with_time_in_state_load_and_decisions_with_reaso
         assert expected in text
 
 
+def test_parked_replicas_stand_apart_from_those_that_serve_or_will() -> None:
+    parked = status(ReplicaState.PARKED)
+    pools = (msgspec.structs.replace(parked.pools[0], parked=1, parked_target=2),)
+    text = shown(FleetView(at=NOW, status=msgspec.structs.replace(parked, pools=pools)))
+    assert "◒ parked" in text
+    assert "1 of 2" in text
+    assert "1 of 2" not in shown(FleetView(at=NOW, status=status()))
+
+
 def test_what_cannot_be_reached_says_why() -> None:
     assert "at most 2: disk_full" in shown(FleetView(at=NOW, status=status(achievable=2)))
 

@@ -21,6 +21,7 @@ PATTERNS = "".join(
     (
         _pattern("starting", YELLOW, _line("M0 0V6", "#8a7d00", 2), 45),
         _pattern("restoring", ORANGE, _line("M0 0V6", "#8a5a00", 2), -45),
+        _pattern("parked", SKY, element("circle", cx=3, cy=3, r=1.4, fill=BLUE)),
         _pattern("resuming", SKY, _line("M0 3H6", BLUE, 1.5)),
         _pattern("draining", PURPLE, element("circle", cx=3, cy=3, r=1.4, fill="#fff")),
         _pattern("failed", VERMILION, _line("M0 0V6M0 0H6", "#fff", 1.2)),
@@ -33,6 +34,7 @@ STATE_FILLS = {
     "ordered": GREY,
     "starting": "url(#fill-starting)",
     "restoring": "url(#fill-restoring)",
+    "parked": "url(#fill-parked)",
     "resuming": "url(#fill-resuming)",
     "serving": GREEN,
     "draining": "url(#fill-draining)",
