@@ -93,6 +93,21 @@ class Direct:
             if stopped:
                 stopped.cancel()
 
+    async def is_woken(self, wake: asyncio.Event, stop: asyncio.Event) -> bool:
+        """Returns whether ``wake`` was set before the parked worker ended or ``stop`` was set."""
+        replica = self.replica
+        assert replica is not None
+        woken = asyncio.create_task(wake.wait())
+        woken.add_done_callback(lambda _: self._changed.set())
+        try:
+            return await self.until(
+                lambda: False if replica.exit is not None else True if wake.is_set() else None, stop
+            )
+        except SnapshotError:
+            return False
+        finally:
+            woken.cancel()
+
     async def serve(self, stop: asyncio.Event) -> Exit:
         """Returns how the worker ended: by itself, or drained after ``stop`` was set."""
         replica = self.replica
@@ -183,12 +198,18 @@ async def capture(
 
 
 async def restore(
-    settings: Settings, snapshot_id: str, environment: Mapping[str, str], stop: asyncio.Event, say: Say
+    settings: Settings,
+    snapshot_id: str,
+    environment: Mapping[str, str],
+    stop: asyncio.Event,
+    say: Say,
+    wake: asyncio.Event | None = None,
 ) -> Exit:
     """Restores a snapshot, follows its worker until it ends or ``stop`` is set, and returns how it ended.
 
     Args:
         environment: the new incarnation's own, for its restore context.
+        wake: the worker stays parked until this is set; None: it serves at once.
 
     Raises:
         SnapshotError: what made a phase fail; ``cancelled`` when ``stop`` was set before the worker served.
@@ -208,11 +229,22 @@ async def restore(
 
         direct.node.parts = parts
         unset = "" if "ETCD_ENDPOINTS" in environment else " (ETCD_ENDPOINTS is not set here)"
+        kind = OrderKind.RESTORE
+        if wake is not None:
+            outcome = await direct.done(direct.begin(OrderKind.PARK, _CAPTURE_S, snapshot_id=snapshot_id), stop)
+            say(f"parked {_took(outcome)}; `kill -USR1 {os.getpid()}` wakes it")
+            if not await direct.is_woken(wake, stop):
+                return await direct.serve(stop)
+            kind = OrderKind.WAKE
         with direct.saying_if_slow(f"the worker has not registered in discovery yet{unset}"):
-            outcome = await direct.done(direct.begin(OrderKind.RESTORE, _CAPTURE_S, snapshot_id=snapshot_id), stop)
-        phases = ", ".join(f"{phase.name} {phase.seconds * 1e3:.0f} ms" for phase in outcome.phases)
-        say(f"serving after {outcome.finished_at - outcome.started_at:.2f} s ({phases})")
+            outcome = await direct.done(direct.begin(kind, _CAPTURE_S, snapshot_id=snapshot_id), stop)
+        say(f"serving {_took(outcome)}")
         return await direct.serve(stop)
+
+
+def _took(outcome: Outcome) -> str:
+    phases = ", ".join(f"{phase.name} {phase.seconds * 1e3:.0f} ms" for phase in outcome.phases)
+    return f"after {outcome.finished_at - outcome.started_at:.2f} s ({phases})"
 
 
 def _failure(outcome: Outcome) -> SnapshotError:

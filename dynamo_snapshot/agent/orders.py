@@ -37,7 +37,7 @@ _PIPELINES = {
     OrderKind.WAKE: phases.WAKE,
     OrderKind.PREFETCH: phases.PREFETCH,
 }
-_STEPS = {
+_STEPS: dict[OrderKind, Callable[[Node, Order, WorkerSpec], Restore | Wake | Prefetch]] = {
     OrderKind.RESTORE: Restore,
     OrderKind.PARK: Park,
     OrderKind.WAKE: Wake,

@@ -125,3 +125,13 @@ def run(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         return asyncio.run(main())
     except SnapshotError as error:
         raise SnapshotError(error.reason, in_options(error.message), in_options(error.remedy)) from error
+
+
+def woken() -> asyncio.Event:
+    """An event of the running loop that SIGUSR1 sets."""
+    import asyncio
+    import signal
+
+    event = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, event.set)
+    return event

@@ -16,6 +16,7 @@ def restore(
     criu: CriuOption = None,
     runtime_dir: RuntimeOption = None,
     fleet: FleetOption = None,
+    park: Annotated[bool, typer.Option("--park", help="Stop short of serving, until SIGUSR1 wakes it.")] = False,
 ) -> None:
     """Restore a worker from a snapshot and show what it does until Ctrl-C, which drains it.
 
@@ -27,11 +28,11 @@ def restore(
     import os
 
     from dynamo_snapshot.agent import direct
-    from dynamo_snapshot.cli.direct import assignments, run, say, settings
+    from dynamo_snapshot.cli.direct import assignments, run, say, settings, woken
 
     environment = direct.servers_of(os.environ) | assignments(env)
     node = settings(store, criu, runtime_dir, fleet)
-    exit_ = run(lambda stop: direct.restore(node, snapshot_id, environment, stop, say))
+    exit_ = run(lambda stop: direct.restore(node, snapshot_id, environment, stop, say, woken() if park else None))
     say(
         f"the worker ended with status {exit_.code}" if exit_.code >= 0 else f"the worker ended by signal {-exit_.code}"
     )

@@ -65,6 +65,26 @@ def test_capture_prints_an_id_that_restore_takes(place: Place) -> None:
     assert place.is_clean()
 
 
+def test_a_parked_worker_serves_when_it_is_woken_and_ctrl_c_ends_one_that_is_not(place: Place) -> None:
+    captured = subprocess.run(place.capture(), capture_output=True, text=True, timeout=60)
+    snapshot = captured.stdout.strip()
+    for wakes in (True, False):
+        parking = subprocess.Popen(place.restore(snapshot, "--park"), stderr=subprocess.PIPE, text=True)
+        assert parking.stderr is not None
+        seen = []
+        for line in parking.stderr:
+            seen.append(line.split(maxsplit=1)[1].strip())
+            if "parked after" in line:
+                assert f"`kill -USR1 {parking.pid}` wakes it" in line
+                parking.send_signal(signal.SIGUSR1 if wakes else signal.SIGINT)
+            if "serving after" in line:
+                parking.send_signal(signal.SIGINT)
+        assert parking.wait(20) == 0
+        assert any("serving after" in line for line in seen) == wakes
+        assert seen[-1] == "the worker ended with status 0"
+        assert place.is_clean()
+
+
 def test_a_command_that_fails_is_one_sentence(place: Place) -> None:
     failed = subprocess.run(
         place.capture("--env", "TOY_FLAW=die_at_boot"), capture_output=True, text=True, timeout=60
