@@ -21,7 +21,9 @@ from support.dynamo_world import (
     python_of,
     revoke,
 )
-from support.worker_house import release, state_of, wait_for
+from support.worker_house import release, state_of, wait_for, wake
+
+from worker_hooks.guard import scan
 
 Worker = Callable[..., subprocess.Popen[bytes]]
 
@@ -104,6 +106,36 @@ def test_it_is_released_as_a_new_incarnation_and_registers_after_its_self_test(
     assert worker.wait(20) == 0
     assert state_of(control)["state"] == "STOPPED"
     assert instances(etcd_url, name) == {}
+
+
+def test_it_parks_without_a_runtime_and_is_woken(
+    start: Worker, control: Path, etcd_url: str, name: str, log: Path
+) -> None:
+    worker = start(SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control))
+    wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")
+    release(control, "next", {"ETCD_ENDPOINTS": etcd_url}, park=True)
+    wait_for(lambda: state_of(control).get("state") == "PARKED", "PARKED")
+    assert scan(worker.pid) == [], "no connection to the outside, no runtime thread"
+    assert instances(etcd_url, name) == {}
+    assert keys(etcd_url, f"v1/mdc/{name}/") == {}
+    woken = wake(control, "next")
+    state = _registered(control)
+    assert [each for each, _ in state["history"]][4:] == [
+        "RESTORED", "IDENTITY_APPLIED", "PARKED", "RESUMING", "SELF_TESTING", "REGISTERED",
+    ]  # fmt: skip
+    assert woken < state["self_test_at"]
+    assert "resumed=1" in log.read_text()
+    assert [str(each) for each in instances(etcd_url, name)] == [state["evidence"]["instance_id"]]
+
+
+def test_a_parked_one_that_is_told_to_drain_ends_at_once(start: Worker, control: Path) -> None:
+    worker = start(SNAPSHOT_CONTROL_DIR=str(control), DYN_SNAPSHOT_CONTROL_DIR=str(control))
+    wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")
+    release(control, "next", {}, park=True)
+    wait_for(lambda: state_of(control).get("state") == "PARKED", "PARKED")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(5) == 0
+    assert state_of(control)["state"] == "STOPPED"
 
 
 def test_a_cold_start_is_tested_first_too(start: Worker, control: Path, etcd_url: str, name: str) -> None:

@@ -38,15 +38,22 @@ def state_of(control: Path) -> dict[str, Any]:
     return content
 
 
-def release(control: Path, incarnation: str, env: Mapping[str, str | None]) -> float:
+def release(control: Path, incarnation: str, env: Mapping[str, str | None], *, park: bool = False) -> float:
     """Does what an agent does, and returns when."""
-    for name, content in (
-        ("restore-context.json", json.dumps({"env": dict(env), "incarnation": incarnation})),
-        ("restore-complete", f"incarnation={incarnation}\n"),
-    ):
-        (control / f".{name}").write_text(content)
-        (control / f".{name}").rename(control / name)
+    _write(control, "restore-context.json", json.dumps({"env": dict(env), "incarnation": incarnation, "park": park}))
+    _write(control, "restore-complete", f"incarnation={incarnation}\n")
     return time.time()
+
+
+def wake(control: Path, incarnation: str) -> float:
+    """Likewise for a parked worker."""
+    _write(control, "wake", f"incarnation={incarnation}\n")
+    return time.time()
+
+
+def _write(control: Path, name: str, content: str) -> None:
+    (control / f".{name}").write_text(content)
+    (control / f".{name}").rename(control / name)
 
 
 class House:
