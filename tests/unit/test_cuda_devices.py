@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.agent.cuda_devices import device_map, record_devices
+from dynamo_snapshot.agent.cuda_devices import device_map, record_devices, weights_bytes, without_weights
 from dynamo_snapshot.agent.cuda_driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
-from dynamo_snapshot.snapshots.manifest import CudaRecord
+from dynamo_snapshot.snapshots.manifest import CudaRecord, WeightSegment
 
 GIB = 1 << 30
 
@@ -47,6 +47,20 @@ def test_one_moved_device_puts_all_into_the_map() -> None:
     inventory = host(device("A"), device("B"), device("C"))
     assert device_map(record("A", "B"), inventory, ["A", "C"]) == {"A": "A", "B": "C"}
     assert device_map(record("A", "B"), inventory, ["B", "A"]) == {"A": "B", "B": "A"}
+
+
+def test_what_is_parked_needs_all_but_its_weights() -> None:
+    weights = [
+        WeightSegment(address=0, size=size, device=index, tag="weights", digest="d")
+        for index, size in ((0, 16 * GIB), (1, 5 * GIB), (0, 3 * GIB), (2, GIB))
+    ]
+    parked = without_weights(record("A", "B"), weights)
+    assert [device.needed_bytes for device in parked.devices] == [GIB, 15 * GIB]
+    assert weights_bytes(record("A", "B"), weights) == [19 * GIB, 5 * GIB]
+    assert without_weights(record("A", needed=GIB), weights).devices[0].needed_bytes == 0
+    small = host(device("A", free_bytes=2 * GIB))
+    assert refusal(record("A"), small, ["A"]) is Reason.GPU_OUT_OF_MEMORY
+    assert device_map(without_weights(record("A"), weights), small, ["A"]) == {}
 
 
 @pytest.mark.parametrize(

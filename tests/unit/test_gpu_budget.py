@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamo_snapshot.agent.cuda_devices import visible_devices
 from dynamo_snapshot.agent.cuda_driver import Device, Inventory
-from dynamo_snapshot.agent.gpu_budget import assign, left
+from dynamo_snapshot.agent.gpu_budget import assign, left, require_place
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, Way, WorkerSpec
@@ -22,10 +22,11 @@ def host(*names: str, free: int | None = 100) -> Inventory:
     return Inventory(driver_version="580.1", devices=devices)
 
 
-def replica(served: bool = True, **gpus: int) -> ReplicaRecord:
+def replica(served: bool = True, parked: bool = False, **gpus: int) -> ReplicaRecord:
     return ReplicaRecord(
         replica_id="r", pool="p", way=Way.RESTORE, incarnation="i", rpc_port=1, spec=WorkerSpec(command=("w",)),
-        order_id="o", ordered_at=0, served=served, gpus={f"GPU-{name}": needed for name, needed in gpus.items()},
+        order_id="o", ordered_at=0, served=served, parked=parked,
+        gpus={f"GPU-{name}": needed for name, needed in gpus.items()},
     )  # fmt: skip
 
 
@@ -77,6 +78,35 @@ def test_no_gpu_ever_has_more_replicas_than_it_takes(records: list[ReplicaRecord
         return
     assert len(set(given_to)) == count
     assert all(before[name] < most for name in given_to)
+
+
+def test_a_parked_replica_takes_no_place_until_it_is_woken() -> None:
+    records = [replica(served=False, parked=True, a=0), replica(served=False, parked=True, a=0)]
+    assert assign(host("GPU-a"), records, 1, 1) == ("GPU-a",)
+    require_place(host("GPU-a"), records, {"GPU-a": 100}, 1)
+    records.append(replica(served=False, a=30))
+    with pytest.raises(SnapshotError) as full:
+        require_place(host("GPU-a"), records, {"GPU-a": 1}, 1)
+    assert full.value.reason is Reason.NODE_AT_CAPACITY
+    require_place(host("GPU-a", "GPU-b"), records, {"GPU-b": 1}, 1)
+    assert assign(host("GPU-a"), records, 1, None) == ("GPU-a",), "to be parked there needs no place"
+
+
+def test_a_wake_needs_the_memory_that_others_on_their_way_leave() -> None:
+    records = [replica(served=False, a=30)]
+    require_place(left(host("GPU-a"), records), records, {"GPU-a": 70}, 2)
+    with pytest.raises(SnapshotError) as short:
+        require_place(left(host("GPU-a"), records), records, {"GPU-a": 71}, 2)
+    assert short.value.reason is Reason.GPU_OUT_OF_MEMORY
+    require_place(left(host("GPU-a", free=None), records), records, {"GPU-a": 71}, 2)
+
+
+def test_parked_replicas_are_spread_though_their_capture_was_on_one_gpu() -> None:
+    parked = [replica(served=False, parked=True, a=0)]
+    assert assign(host(*NAMES), [], 1, None, ("GPU-a",)) == ("GPU-a",)
+    assert assign(host(*NAMES), parked, 1, None, ("GPU-a",)) == ("GPU-b",)
+    assert assign(host(*NAMES), parked, 1, 1, ("GPU-a",)) == ("GPU-a",), "one that serves goes where no map is needed"
+    assert assign(host("GPU-a", "GPU-b"), [replica(b=0)], 1, None) == ("GPU-a",)
 
 
 @pytest.mark.parametrize(
