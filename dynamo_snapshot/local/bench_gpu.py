@@ -49,6 +49,8 @@ class Way:
     """A loader fills the weights while CRIU restores."""
     pinned: bool = False
     """The loader has them in pinned memory before the order."""
+    parked: bool = False
+    """What is measured is the wake of a replica that was parked before."""
     huge_pages: bool = True
     """Transparent huge pages `always` meanwhile; else as the host has them."""
 
@@ -60,6 +62,8 @@ WAYS = {
     "prefetched": Way(),
     "prefetched-small-pages": Way(huge_pages=False),
     "pinned": Way(pinned=True),
+    "parked": Way(parked=True),
+    "parked-pinned": Way(parked=True, pinned=True),
 }
 
 
@@ -155,12 +159,15 @@ class RestoreSeries:
                 "weights_cached_bytes": sum(map(cached_bytes, weights)),
             }
             try:
+                kind, held = OrderKind.RESTORE, {}
+                if way.parked:
+                    kind, held = OrderKind.WAKE, await self._parked(direct, snapshot_id)
                 began = node.clock()
-                outcome = await direct.done(direct.begin(OrderKind.RESTORE, ORDER_S, snapshot_id=snapshot_id))
+                outcome = await direct.done(direct.begin(kind, ORDER_S, snapshot_id=snapshot_id))
                 replica = direct.replica
                 evidence = dict(replica.state.evidence) if replica and replica.state else {}
                 total = outcome.finished_at - began
-                restores.append({"total_s": total, "phases": _seconds(outcome), "evidence": evidence, **cached})
+                restores.append({"total_s": total, "phases": _seconds(outcome), "evidence": evidence, **cached, **held})
             except SnapshotError as error:
                 failures.append(f"{error.reason}: {error.message}"[:2000])
             await direct.remove()
@@ -187,6 +194,15 @@ class RestoreSeries:
             "errors": sorted(set(failures)),
             "restores": restores,
         }
+
+    async def _parked(self, direct: Direct, snapshot_id: str) -> dict[str, Any]:
+        """Parks the replica that is to be woken; returns what that took, and what it holds of the GPU meanwhile."""
+        assert direct.node.gpus is not None
+        before = await direct.node.gpus.driver.inventory()
+        outcome = await direct.done(direct.begin(OrderKind.PARK, ORDER_S, snapshot_id=snapshot_id))
+        after = await direct.node.gpus.driver.inventory()
+        free = [sum(device.free_bytes or 0 for device in inventory.devices) for inventory in (before, after)]
+        return {"park": _seconds(outcome), "parked_gpu_bytes": free[0] - free[1]}
 
 
 @dataclass(frozen=True)

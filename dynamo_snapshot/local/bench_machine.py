@@ -30,12 +30,17 @@ print((8 << 30) / (begin.elapsed_time(end) / 1e3))
 
 
 def limit_s(row: dict[str, Any], host_to_device: float | None) -> float | None:
-    """max(image / read rate + driver time, weight bytes / host-to-device rate): what this machine allows."""
+    """max(image / read rate + driver time, weight bytes / host-to-device rate): what this machine allows.
+
+    A wake has only the weights to bring.
+    """
     if not row["restores"] or host_to_device is None:
         return None
-    driver_s = statistics.median(restore["phases"]["thaw"] for restore in row["restores"])
-    image_s: float = row["image_bytes"] / row["image_read_bytes_per_s"] + driver_s
     weights_s: float = row["weight_bytes"] / host_to_device
+    driver = [restore["phases"]["thaw"] for restore in row["restores"] if "thaw" in restore["phases"]]
+    if not driver:
+        return weights_s
+    image_s: float = row["image_bytes"] / row["image_read_bytes_per_s"] + statistics.median(driver)
     return max(image_s, weights_s)
 
 

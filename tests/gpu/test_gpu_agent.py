@@ -18,6 +18,7 @@ GIB = 1 << 30
     [
         ("prefetched-small-pages", "by_loader=1"),
         ("pinned", "by_loader=1"),
+        ("parked", "by_loader=1"),
         ("detached", "by_loader=0"),
         ("stock", None),
     ],

@@ -31,7 +31,7 @@ def fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRIPT_ENV, str(driver))
 
 
-@pytest.mark.parametrize(("way", "by_loader"), [("prefetched-small-pages", "2"), ("stock", "0")])
+@pytest.mark.parametrize(("way", "by_loader"), [("prefetched-small-pages", "2"), ("stock", "0"), ("parked", "2")])
 async def test_a_series_has_each_restore_with_its_phases(
     tmp_path: Path, criu: Path, fake_driver: None, way: str, by_loader: str
 ) -> None:
@@ -42,7 +42,9 @@ async def test_a_series_has_each_restore_with_its_phases(
     assert [restore["evidence"]["by_loader"] for restore in row["restores"]] == [by_loader] * 2
     for restore in row["restores"]:
         assert 0 < sum(restore["phases"].values()) <= restore["total_s"] + 0.05
-        assert {"admit", "load", "house", "restore", "thaw", "resume"} <= restore["phases"].keys()
+        made_by = restore.get("park", restore["phases"])
+        assert {"admit", "house", "restore", "thaw"} <= made_by.keys()
+        assert {"admit", "load", "resume"} <= restore["phases"].keys()
     assert row["median_s"] <= row["p95_s"]
     assert row["weight_bytes"] == WEIGHTS_BYTES
     assert row["capture"].keys() >= {"freeze", "dump", "thaw", "drop_zeros"}
