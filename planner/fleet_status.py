@@ -150,7 +150,7 @@ def pool_view(status: FleetStatus | None, role: Role, now: float, max_age_s: flo
         starting=tuple(
             Starting(way=replica.way.value, age_s=_age(replica, now))
             for replica in status.replicas
-            if replica.pool == pool.pool and replica.state in _PENDING
+            if replica.pool == pool.pool and replica.state in _PENDING and not replica.parks
         ),
         start_times=_start_times(status, pool),
     )
@@ -168,6 +168,9 @@ def _start_times(status: FleetStatus, pool: PoolStatus) -> dict[str, tuple[float
     restores = [(series.snapshot_id, series.seconds) for series in own if series.way is Way.RESTORE]
     if cold:
         times[Way.COLD_START.value] = cold
+    wakes = tuple(second for series in own if series.way is Way.WAKE for second in series.seconds)
+    if wakes:
+        times[Way.WAKE.value] = wakes
     restore = restore_times(restores, pool.snapshot_id, status.snapshot_bytes)
     if restore:
         times[Way.RESTORE.value] = restore

@@ -128,8 +128,8 @@ def restore(
         str | None,
         typer.Option(
             metavar="WAY,WAY",
-            help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned. Unless given the first four; "
-            "with vllm, which keeps its weights out of its image in any case, detached and prefetched.",
+            help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned; of a wake: parked, "
+            "parked-pinned. Unless given the first four; with vllm, which keeps its weights out of its image in any case, detached and prefetched.",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Restores of each size and way.")] = 30,

@@ -10,6 +10,9 @@ from typing import Any
 from dynamo_snapshot.local.recorder import Record
 from dynamo_snapshot.model import Order, OrderKind, ReplicaState
 
+SERVES = frozenset({OrderKind.COLD_START, OrderKind.RESTORE, OrderKind.WAKE})
+"""Orders after which a replica serves; one that is parked serves nobody yet."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -83,8 +86,7 @@ def replacement(record: Record, killed: str, killed_at: float) -> dict[str, Any]
         ),
         None,
     )
-    makers = (OrderKind.RESTORE, OrderKind.COLD_START)
-    after = sorted((start for kind in makers for start in starts(record, kind, since=killed_at)), key=_issued)
+    after = sorted((start for kind in SERVES for start in starts(record, kind, since=killed_at)), key=_issued)
     first = after[0] if after else None
     return {
         "killed": killed,
@@ -122,7 +124,7 @@ def gpu_seconds(record: Record, since: float, until: float) -> float:
     """Seconds from each replica's order to its exit, within the time given, added up: what a GPU each would cost."""
     total = 0.0
     for order in record.orders.values():
-        if order.kind in (OrderKind.COLD_START, OrderKind.RESTORE):
+        if order.kind in SERVES:
             report = record.reports.get(order.replica_id)
             ended = report.exit.at if report is not None and report.exit is not None else until
             total += max(0.0, min(ended, until) - max(order.issued_at, since))
@@ -134,7 +136,7 @@ def order_rows(record: Record) -> list[dict[str, Any]]:
     rows = []
     for order in sorted(record.orders.values(), key=_order_issued):
         outcome = record.outcomes.get(order.id)
-        makes = order.kind in (OrderKind.COLD_START, OrderKind.RESTORE)
+        makes = order.kind in SERVES
         registration = record.registration_of(order.replica_id) if makes else None
         row: dict[str, Any] = {
             "id": order.id,

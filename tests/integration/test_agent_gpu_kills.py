@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.agent_host import AgentHost, MakeHost
+from support.agent_host import AgentHost, MakeHost, replica_of
 from test_agent_gpu import gpu_host, gpu_spec, held_by_loaders, script, state_of
 from test_agent_kill_points import check_nothing_orphaned, killed_and_restarted
 
 from dynamo_snapshot.agent.cuda_driver import CudaState
 from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
-from dynamo_snapshot.agent.phases import CAPTURE, CRASH_ENV, PIPELINES, RESTORE
+from dynamo_snapshot.agent.phases import CAPTURE, CRASH_ENV, PARK, PIPELINES, RESTORE, WAKE
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
 from dynamo_snapshot.snapshots.store import SnapshotStore
 
@@ -22,6 +22,9 @@ IN_THE_MIDDLE = [
     "restore.load+0.01",
     "restore.load+0.05",
     "restore.thaw+0.1",
+    "park.thaw+0.1",
+    "wake.load+0.01",
+    "wake.load+0.05",
 ]
 CHECKPOINT_S = 0.3
 """What the driver's checkpoint and restore of a toy take, so that the agent can die during them."""
@@ -91,4 +94,24 @@ async def test_killed_in_a_restore(host: AgentHost, snapshot: str, point: str) -
         assert "clone" not in host.houses()
     again = await host.outcome(await host.order(OrderKind.RESTORE, "again", snapshot_id=snapshot))
     assert again.status is OrderStatus.DONE, again.message
+    assert held_by_loaders(host) == []
+
+
+@pytest.mark.parametrize("point", [*points(PARK, "thaw"), *points(WAKE, "load")])
+async def test_killed_while_it_parks_or_wakes(host: AgentHost, snapshot: str, point: str) -> None:
+    host.start(**{CRASH_ENV: point})
+    order = await host.order(OrderKind.PARK, "spare", snapshot_id=snapshot)
+    if point.startswith(WAKE):
+        await host.outcome(order)
+        order = await host.order(OrderKind.WAKE, "spare")
+    await killed_and_restarted(host, point)
+    outcome = await host.outcome(order)
+    assert outcome.status is OrderStatus.DONE or outcome.reason == Reason.AGENT_RESTARTED
+    left = replica_of(await host.until(lambda r: outcome in r.outcomes), "spare")
+    name = "spare"
+    if left is None or left.phase is not ReplicaPhase.PARKED:
+        name = "again"
+        assert (await host.outcome(await host.order(OrderKind.PARK, name, snapshot_id=snapshot))).reason is None
+    woken = await host.outcome(await host.order(OrderKind.WAKE, name))
+    assert woken.status is OrderStatus.DONE, woken.message
     assert held_by_loaders(host) == []

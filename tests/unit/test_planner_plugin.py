@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, Way, encode
+from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, StartTimes, Way, encode
 from planner.config import RoleBounds, external_planner_config, planner_config, plugin_options
 from planner.context import FPM_VERSION, engine_sample, observation
 from planner.engine import engine_from_options
@@ -176,6 +176,25 @@ def test_pool_view_limits_where_something_stands_in_the_way() -> None:
     stuck = pool_view(status(100.0, achievable=2), Role.DECODE, now=100.0, max_age_s=10)
     assert stuck is not None
     assert stuck.limit == 2
+
+
+def test_pool_view_has_no_parked_replica_among_those_on_their_way_but_one_that_wakes() -> None:
+    def replica(name: str, state: ReplicaState, way: Way, *, parks: bool) -> ReplicaStatus:
+        return ReplicaStatus(
+            replica_id=name, pool="main", node="n", state=state, since=99.0, way=way, parks=parks, ordered_at=98.0
+        )
+
+    replicas = (
+        replica("parks", ReplicaState.RESTORING, Way.RESTORE, parks=True),
+        replica("parked", ReplicaState.PARKED, Way.RESTORE, parks=True),
+        replica("wakes", ReplicaState.RESUMING, Way.WAKE, parks=False),
+    )
+    times = (StartTimes(pool="main", way=Way.WAKE, seconds=(0.4, 0.6)),)
+    told = msgspec.structs.replace(status(100.0), replicas=replicas, start_times=times)
+    view = pool_view(told, Role.DECODE, now=100.0, max_age_s=10)
+    assert view is not None
+    assert [(one.way, one.age_s) for one in view.starting] == [("wake", 2.0)]
+    assert view.start_times["wake"] == (0.4, 0.6)
 
 
 def test_the_status_file_is_read_again_when_it_was_replaced(tmp_path: Path) -> None:
