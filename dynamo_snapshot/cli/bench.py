@@ -129,7 +129,8 @@ def restore(
         typer.Option(
             metavar="WAY,WAY",
             help="stock, hugepages, detached, prefetched, prefetched-small-pages, pinned; of a wake: parked, "
-            "parked-pinned. Unless given the first four; with vllm, which keeps its weights out of its image in any case, detached and prefetched.",
+            "parked-pinned. Unless given the first four; with vllm, which keeps its weights out of its image in any "
+            "case, detached and prefetched.",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Restores of each size and way.")] = 30,
