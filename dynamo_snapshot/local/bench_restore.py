@@ -74,8 +74,7 @@ class RestoreBench:
         ordered = await self._recorder.wait_for(ready, ORDER_S)
         outcome = await self._outcome(await self._give(OrderKind.CAPTURE, source) if ordered else cold)
         if outcome.snapshot_id is None:
-            known = outcome.reason in set(Reason)
-            reason = Reason(outcome.reason) if known else Reason.WORKER_EXITED
+            reason = next((reason for reason in Reason if reason == outcome.reason), Reason.WORKER_EXITED)
             raise SnapshotError(reason, f"no snapshot to measure with: {outcome.message} ({outcome.reason})")
         await self._outcome(cold)
         await self._outcome(await self._give(OrderKind.KILL, source))
