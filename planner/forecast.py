@@ -14,27 +14,46 @@ from planner.demand import Demand, Flow, infer
 from planner.history import History
 from planner.load import Load, Step
 from planner.observation import Observation, PoolView
-from planner.outlook import Capacity, Choice, Future, bins_of, candidates, cheapest, flood, futures, supposed
+from planner.outlook import (
+    WAITING_POWER,
+    Capacity,
+    Choice,
+    Future,
+    Waiting,
+    bins_of,
+    candidates,
+    cheapest,
+    flood,
+    futures,
+    supposed,
+)
 from planner.service import Service, learn
 from planner.startup import StartUp, start_up
 
 START_QUANTILE = 0.8
 """Starts are expected to take as long as this share of them does."""
-BALANCE = 0.85
+BALANCE = 0.95
 """Of what replicas can do together, what they do while requests are spread over them by count."""
 KEPT_AFTER_START_S = 20.0
 """How long a replica that is ordered is expected to stay: its start-up time is paid over that."""
+SHARE_POWER = 0.0
+SEEN_LATE = 0.5
+"""How many ticks after they came arrivals are seen on average: engines tell of a pass when it is over."""
+MOST_BUSY, MOST_WAITING = 0.7, 2.0
+"""Above this utilization, or so many prompts waiting on each replica, the pool as a whole is pressed."""
 MOST_HELD_S = 300.0
 """A replica that is not needed is kept as long as starting it anew would cost, but not for longer than this."""
-SLACK_PROMPTS = 2.0
+SLACK_PROMPTS = 1.0
 """How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
 LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
-PRIOR_WEIGHT = 3.0
+LATE_PRIOR, LATE_WEIGHT, LATE_FADES_S = 0.3, 3.0, 1800.0
+"""What :attr:`Knowledge.late_share` is at first, what that weighs, and after how long the old counts 1/e."""
+PRIOR_WEIGHT = 2.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
 """Before bursts are on record: one a minute, of so many replicas' worth."""
-PRIOR_FADES_S = 300.0
+PRIOR_FADES_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,15 @@ class Knowledge:
     backlogs: tuple[float, ...] = ()
     """Prompt tokens that wait on each ready replica."""
     tick_s: float = 1.0
+    late: float = 0.0
+    """Share of replicas on which a request would have waited too long while the pool as a whole was not pressed,
+    and the squares of the utilization, both times seconds; see :class:`planner.outlook.Waiting`."""
+    busy: float = 0.0
+
+    @property
+    def late_share(self) -> float:
+        """What part of the squared utilization waits too long."""
+        return (self.late + LATE_PRIOR * LATE_WEIGHT) / (self.busy + LATE_WEIGHT)
 
     @property
     def lead_s(self) -> float:
@@ -100,6 +128,7 @@ def observe(
     load: Load,
     elapsed_s: float | None,
     longest_s: float,
+    ttft_s: float,
 ) -> Knowledge:
     """Returns what is known with this tick; after a gap longer than ``longest_s`` what came in it is unknown."""
     service = learn(knowledge.service, steps)
@@ -116,7 +145,38 @@ def observe(
     if load.complete or demand.tokens > 0:
         history = history.add(elapsed_s, demand.tokens, demand.requests)
     tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
-    return replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
+    knowledge = replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
+    return _noting_late(knowledge, steps, ttft_s, elapsed_s)
+
+
+def _noting_late(knowledge: Knowledge, steps: Sequence[Step], ttft_s: float, elapsed_s: float) -> Knowledge:
+    prompt, per_token = knowledge.flow.prompt, knowledge.service.second_per_token
+    if not prompt or not steps:
+        return knowledge
+    busy = knowledge.history.now.middle**2 * per_token / len(steps)
+    slack = _slack_s(knowledge, ttft_s) / per_token
+    if not 0 < busy <= MOST_BUSY or knowledge.demand.waiting_tokens > slack / 2 * len(steps):
+        return knowledge
+    late = 0
+    for _, sample, _ in steps:
+        ahead = sample.queued_tokens or 0.0
+        if sample.prefill_tokens:
+            # A prompt that comes in pieces is expected to go on for as long as it has.
+            ahead += sample.prefill_kv_tokens or 0.0
+        late += ahead > slack
+    keep = LATE_FADES_S / (LATE_FADES_S + elapsed_s)
+    return replace(
+        knowledge,
+        late=knowledge.late * keep + late / len(steps) * elapsed_s,
+        busy=knowledge.busy * keep + busy**WAITING_POWER * elapsed_s,
+    )
+
+
+def _slack_s(knowledge: Knowledge, ttft_s: float) -> float:
+    """Seconds that a request may wait: the objective without its own prompt and a decode step."""
+    base, _ = knowledge.service.decode_line()
+    own = SLACK_PROMPTS * knowledge.flow.prompt * knowledge.service.second_per_token
+    return max(LEAST_SLACK * ttft_s, ttft_s - own - base)
 
 
 def look_ahead(
@@ -131,8 +191,7 @@ def look_ahead(
     if not service.known or not flow.prompt:
         return None
     per_token = service.second_per_token
-    base, _ = service.decode_line()
-    slack_s = max(LEAST_SLACK * objectives.ttft_s, objectives.ttft_s - SLACK_PROMPTS * flow.prompt * per_token - base)
+    slack_s = _slack_s(knowledge, objectives.ttft_s)
     start, lead_s, tick_s = knowledge.start, knowledge.lead_s, knowledge.tick_s
     starting = observation.pool.starting if observation.pool else ()
     backlogs = tuple(tokens * per_token for tokens in knowledge.backlogs)
@@ -141,7 +200,7 @@ def look_ahead(
         backlogs=backlogs,
         arrivals=tuple(sorted(start.remaining(one, START_QUANTILE) for one in starting)),
         lead_s=lead_s,
-        share=BALANCE * flow.prefill_share,
+        share=BALANCE * flow.prefill_share**SHARE_POWER,
         slack_s=slack_s,
     )
     in_flight = knowledge.demand.decoding + knowledge.demand.waiting_tokens / flow.prompt
@@ -160,16 +219,20 @@ def look_ahead(
     def start_cost(size: int) -> float:
         return change_cost(size - there) / kept_s if size > there else 0.0
 
+    steady = history.now.long**2
+    waiting = Waiting(steady / flow.prompt, steady * per_token, knowledge.late_share)
     rise: tuple[Choice, ...] = ()
     keep = 0
-    alike = history.alike(history.now, bins_of(lead_s + tick_s), per_token)
-    for window_s in (lead_s + tick_s, lead_s / 2 + tick_s, tick_s):
+    unseen_s = SEEN_LATE * tick_s
+    alike = history.alike(history.now, bins_of(lead_s + tick_s + unseen_s), per_token)
+    for ahead_s in (lead_s, lead_s / 2, 0.0):
+        window_s = ahead_s + tick_s + unseen_s
         known = futures(history, alike, capacity, window_s, tick_s, per_token)
         possible = known + _prior(history, capacity, window_s, tick_s, per_token, flow.prompt)
         if not rise:
-            rise = tuple(candidates(possible, lowest, highest, objectives.miss_cost_s, start_cost))
+            rise = tuple(candidates(possible, lowest, highest, objectives.miss_cost_s, start_cost, waiting))
             keep = cheapest(rise).replicas
-        choices = candidates(possible, lowest, highest, objectives.miss_cost_s, lambda size: 0.0)
+        choices = candidates(possible, lowest, highest, objectives.miss_cost_s, _free, waiting)
         keep = max(keep, cheapest(choices).replicas)
     floor = math.ceil(sum(backlogs) / (slack_s + lead_s) - 1e-9)
     if objectives.itl_s is not None:
@@ -189,6 +252,10 @@ def look_ahead(
         choices=rise,
         hold_s=hold_s,
     )
+
+
+def _free(size: int) -> float:
+    return 0.0
 
 
 def _prior(

@@ -16,6 +16,8 @@ BIN_S = 1.0
 KEPT_BINS = 1800
 SHORT, MIDDLE, LONG = 2, 10, 60
 """Bins over which a moment's demand is averaged."""
+ROUGH = 5.0
+"""Moments alike in the last ten seconds alone weigh together as much as this many that are alike in all."""
 NARROW_SHORT, NARROW_MIDDLE, NARROW_LONG = 8.0, 11.0, 6.0
 """How much a replica's worth of demand over each of these counts as a distance."""
 REACH = 9.0
@@ -91,18 +93,25 @@ class History:
         Args:
             scale: replicas that one token a second needs: distances are in replicas' worth of demand.
         """
-        result = []
+        near: list[tuple[int, float, float]] = []
         short, middle, long, silence = now
         of_short, of_middle, of_long = scale * NARROW_SHORT, scale * NARROW_MIDDLE, scale * NARROW_LONG
-        near = math.sqrt(REACH / of_middle)
-        low, high = middle - near, middle + near
+        reach = REACH
+        most = math.sqrt(reach / of_middle)
+        low, high = middle - most, middle + most
+        rough = 0.0
         for index, (a, b, c, d) in enumerate(islice(self.moments, max(0, len(self.moments) - bins)), 1):
             if low < b < high:
                 off, away, afar, apart = a - short, b - middle, c - long, d - silence
-                distance = of_short * off * off + of_middle * away * away + of_long * afar * afar + apart * apart
-                if distance < REACH:
-                    result.append(Alike(index, math.exp(-distance / 2)))
-        return result
+                roughly = of_short * off * off + of_middle * away * away
+                if roughly < reach:
+                    distance = roughly + of_long * afar * afar + apart * apart
+                    like = math.exp(-distance / 2) if distance < REACH else 0.0
+                    roughly_like = math.exp(-roughly / 2)
+                    rough += roughly_like
+                    near.append((index, like, roughly_like))
+        share = min(1.0, ROUGH / rough) if rough > 0 else 0.0
+        return [Alike(index, like + share * roughly) for index, like, roughly in near if like + roughly > 0]
 
 
 def _moment(sums: list[float] | tuple[float, ...], silent_s: float, open_s: float, open_tokens: float) -> Moment:

@@ -144,7 +144,15 @@ class LoadPolicy:
         """
         load, seen, steps = follow(observation, memory.seen, now, self.stale_after_s)
         elapsed_s = None if memory.last_at is None else now - memory.last_at
-        knowledge = observe(memory.knowledge, observation.pool, steps, load, elapsed_s, self.stale_after_s)
+        knowledge = observe(
+            memory.knowledge,
+            observation.pool,
+            steps,
+            load,
+            elapsed_s,
+            self.stale_after_s,
+            self.ttft_objective_s or math.inf,
+        )
         memory = replace(memory, seen=MappingProxyType(seen), knowledge=knowledge)
         memory = self._noting_limit(memory, observation.pool, now)
         if memory.target is None:
