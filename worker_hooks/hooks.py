@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
+import contextlib
 import gc
 import inspect
 import logging
@@ -240,6 +242,18 @@ def run(main: Callable[[Hooks], Awaitable[None]], hooks: Hooks) -> int:
         logger.exception("the worker failed in state %s", hooks.lifecycle.state)
         return _report_failure(hooks, HookError(reason, f"{type(error).__name__}: {error}"))
     return 0
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process with ``status`` once what is registered for its end has run.
+
+    The interpreter is not torn down: threads of Dynamo's runtime may still call into it, and would abort the process.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _report_failure(hooks: Hooks, error: HookError) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, Protocol
 
 from worker_hooks import gate
 from worker_hooks.gate import Gate, Presence
-from worker_hooks.hooks import Hooks, Step, run
+from worker_hooks.hooks import Hooks, Step, leave, run
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.seccomp import block_io_uring
 
@@ -89,7 +88,7 @@ def serve(
         )
         await arrival.serve([runtime], [presence], place.serve_endpoint(_handler(built), graceful_shutdown=True))
 
-    sys.exit(run(worker, hooks))
+    leave(run(worker, hooks))
 
 
 async def _built(factory: EngineFactory) -> Engine:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker_hooks.hooks import Hooks, run
+from worker_hooks.hooks import Hooks, leave, run
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.seccomp import block_io_uring, io_uring_blocked
 
@@ -41,6 +41,7 @@ exit status: 0 after an orderly drain; 1 with a reason in worker-state.json; 2 i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns where nothing was started; a worker that ran ends the process."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -49,14 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             block_io_uring()
     except (HookError, OSError) as error:
         return _refuse(error)
+    return leave(_run(module, module_arguments))
+
+
+def _run(module: str, arguments: list[str]) -> int:
     hooks = Hooks.from_environment()
     if module in ("dynamo.mocker", "dynamo.mocker.main"):
         from worker_hooks.engines.mocker import run_mocker
 
-        return _status(hooks, run(lambda hooks: run_mocker(hooks, module_arguments), hooks))
+        return _status(hooks, run(lambda hooks: run_mocker(hooks, arguments), hooks))
     from worker_hooks.engines.module import run_module
 
-    return _status(hooks, run_module(hooks, module, module_arguments))
+    return _status(hooks, run_module(hooks, module, arguments))
 
 
 def parse_command(command: Sequence[str]) -> tuple[str, list[str]]:
