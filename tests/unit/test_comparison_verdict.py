@@ -28,7 +28,7 @@ def test_a_rival_that_is_better_in_both_beats_ours() -> None:
 def test_a_rival_that_pays_more_or_keeps_less_does_not(attainment: float, hours: float) -> None:
     (verdict,) = verdicts([row("snapshot", 0.97, 3.4), row("hpa", attainment, hours)])
     assert verdict.stands
-    assert verdict.level_with == ()
+    assert verdict.clear
 
 
 @pytest.mark.parametrize(("attainment", "hours"), [(0.97, 3.3), (0.98, 3.4)])
@@ -49,6 +49,7 @@ def test_what_the_seeds_scatter_by_decides_nothing() -> None:
     rival = [row("hpa", share, hours, seed=seed) for seed, (share, hours) in enumerate([(0.96, 3.1), (0.99, 3.5)])]
     (verdict,) = verdicts(ours + rival)
     assert verdict.stands
+    assert not verdict.clear
     assert len(verdict.level_with) == 1
 
 
@@ -63,6 +64,7 @@ def test_a_cheaper_rival_that_is_worse_only_within_the_scatter_is_an_open_questi
     ours = [row("snapshot", share, 3.4, seed=seed) for seed, share in enumerate([0.968, 0.970, 0.972])]
     (verdict,) = verdicts([*ours, row("static(4)", 0.9699, 2.0, start=Start.NONE, startup="none")])
     assert verdict.stands
+    assert not verdict.clear
     assert [comparison.rival.name for comparison in verdict.contested_by] == ["static(4)"]
     assert "leave open whether by static(4) (97.0 % at 2.00)" in verdict_sentence(verdict)
 
@@ -93,7 +95,7 @@ def test_scenes_do_not_mix_and_cold_starts_of_no_restore_time_join_each() -> Non
 def test_settings_that_stand_are_counted_by_scene() -> None:
     found = verdicts([row("snapshot", 0.97, 3.4), row("snapshot(k=1)", 0.9, 3.4), row("hpa", 0.95, 3.4)])
     counts = unbeaten(found)
-    assert list(counts.values()) == [(1, 2)]
+    assert list(counts.values()) == [(1, 1, 2)]
     assert "1 of 2 settings of ours" in scene_sentence(found[0].scene, counts)
 
 

@@ -16,7 +16,7 @@ from dynamo_snapshot.replay.comparison.matrix import START_SETTINGS, Matrix, in_
 from dynamo_snapshot.replay.comparison.rows import Row
 from dynamo_snapshot.replay.comparison.runs import Run
 from dynamo_snapshot.replay.comparison.store import read_table, rounded, write
-from dynamo_snapshot.replay.comparison.verdict import Verdict, verdicts
+from dynamo_snapshot.replay.comparison.verdict import Comparison, Verdict, verdicts
 
 SAVE_EVERY_S = 20.0
 WHAT = (
@@ -109,9 +109,14 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
         "ttft_attainment": [ours.attainment.mean, ours.attainment.half_width],
         "gpu_hours": [ours.gpu_hours.mean, ours.gpu_hours.half_width],
         "stands": verdict.stands,
-        "beaten_by": [f"{comparison.rival.name}, {comparison.rival.startup}" for comparison in verdict.beaten_by],
+        "clear": verdict.clear,
+        "beaten_by": _rivals(verdict.beaten_by),
         "contested_by": [f"{comparison.rival.name}, {comparison.rival.startup}" for comparison in verdict.contested_by],
     }
+
+
+def _rivals(found: Sequence[Comparison]) -> list[str]:
+    return [f"{comparison.rival.name}, {comparison.rival.startup}" for comparison in found]
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynamo_snapshot.replay.comparison.estimate import Estimate, difference, estimate
 from dynamo_snapshot.replay.comparison.rows import CEILING, OURS, Row, Scene, Start, scenes
@@ -97,6 +98,11 @@ class Verdict:
     def stands(self) -> bool:
         return not self.beaten_by
 
+    @property
+    def clear(self) -> bool:
+        """Stands, and every rival is proven worse in one of the two: wide intervals do not help."""
+        return not self.beaten_by and not self.contested_by and not self.level_with
+
 
 def points(rows: Iterable[Row]) -> tuple[Point, ...]:
     """The rows of one scene, seeds put together."""
@@ -117,12 +123,20 @@ def verdicts(rows: Iterable[Row], ours: str = OURS) -> tuple[Verdict, ...]:
     return tuple(verdict for scene, members in scenes(rows).items() for verdict in _of_scene(scene, members, ours))
 
 
-def unbeaten(found: Sequence[Verdict]) -> dict[Scene, tuple[int, int]]:
-    """By scene: how many settings of ours stand, and of how many."""
-    counts: dict[Scene, tuple[int, int]] = {}
+class Count(NamedTuple):
+    """Settings of ours in one scene: how many stand, how many of them clearly, and of how many."""
+
+    stand: int
+    clear: int
+    of: int
+
+
+def unbeaten(found: Sequence[Verdict]) -> dict[Scene, Count]:
+    """Counts the settings of ours that stand, by scene."""
+    counts: dict[Scene, Count] = {}
     for verdict in found:
-        stand, of = counts.get(verdict.scene, (0, 0))
-        counts[verdict.scene] = (stand + verdict.stands, of + 1)
+        before = counts.get(verdict.scene, Count(0, 0, 0))
+        counts[verdict.scene] = Count(before.stand + verdict.stands, before.clear + verdict.clear, before.of + 1)
     return counts
 
 

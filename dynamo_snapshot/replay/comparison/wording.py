@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynamo_snapshot.replay.comparison.rows import Scene, Start
-from dynamo_snapshot.replay.comparison.verdict import WANTED_SETTINGS, Comparison, Point, Verdict
+from dynamo_snapshot.replay.comparison.verdict import WANTED_SETTINGS, Comparison, Count, Point, Verdict
 
 MOST_NAMED = 3
 
@@ -24,11 +24,14 @@ def verdict_sentence(verdict: Verdict) -> str:
     return "; ".join(parts) + "."
 
 
-def scene_sentence(scene: Scene, counts: Mapping[Scene, tuple[int, int]]) -> str:
+def scene_sentence(scene: Scene, counts: Mapping[Scene, Count]) -> str:
     """How many of our settings stand in a scene."""
-    stand, of = counts[scene]
-    enough = "enough" if stand >= WANTED_SETTINGS else f"{WANTED_SETTINGS} are wanted"
-    return f"{scene}: {stand} of {of} settings of ours are beaten by no rival ({enough})."
+    count = counts[scene]
+    enough = "enough" if count.stand >= WANTED_SETTINGS else f"{WANTED_SETTINGS} are wanted"
+    return (
+        f"{scene}: {count.stand} of {count.of} settings of ours are beaten by no rival ({enough}), "
+        f"{count.clear} of them beyond the seeds' doubt."
+    )
 
 
 def _names(found: Sequence[Comparison]) -> str:
