@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,6 +22,8 @@ from dynamo_snapshot.fleet.core import lifecycle as replica_lifecycle
 from dynamo_snapshot.metrics import SECONDS
 from dynamo_snapshot.model import OrderStatus, Reason, ReplicaPhase, ReplicaState
 from dynamo_snapshot.reasons import EXPLANATIONS
+from planner.knobs import KNOBS
+from planner.policy import LoadPolicy
 from worker_hooks import lifecycle as worker_lifecycle
 from worker_hooks import reasons as worker_reasons
 
@@ -173,7 +176,24 @@ def _default(field: FieldInfo) -> str:
     return "none" if value is None else f"`{value.value if isinstance(value, StrEnum) else value}`"
 
 
+def planner_reference() -> str:
+    defaults = {field.name: field.default for field in fields(LoadPolicy)}
+    rows = [
+        f"| `{knob.name}` | {knob.unit} | {knob.range} | "
+        f"{'none' if defaults[knob.name] is None else f'`{defaults[knob.name]:g}`'} | {knob.effect} |\n"
+        for knob in KNOBS
+    ]
+    return (
+        HEADER + "# Planner policy\n\nThe knobs of one role, under `roles.decode` and `roles.prefill` of the plugin's "
+        "options; [planner.md](planner.md) says what they do together. A value outside its range, "
+        "`min_replicas` above `max_replicas`, or `spare_replicas` that leave nothing for the load keep the plugin "
+        "from starting.\n\n"
+        "| knob | unit | range | default | effect |\n| --- | --- | --- | --- | --- |\n" + "".join(rows)
+    )
+
+
 PAGES = {
+    "planner-reference.md": planner_reference,
     "lifecycles.md": lifecycles,
     "reasons.md": reasons,
     "fleet-reference.md": fleet_reference,

@@ -16,6 +16,7 @@ from planner.load import Load, Step
 from planner.observation import Observation, PoolView
 from planner.outlook import (
     WAITING_POWER,
+    Backlogs,
     Capacity,
     Choice,
     Future,
@@ -49,7 +50,7 @@ LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
 LATE_PRIOR, LATE_WEIGHT, LATE_FADES_S = 0.3, 3.0, 1800.0
 """What :attr:`Knowledge.late_share` is at first, what that weighs, and after how long the old counts 1/e."""
-PRIOR_WEIGHT = 2.0
+PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
 """Before bursts are on record: one a minute, of so many replicas' worth."""
@@ -194,7 +195,7 @@ def look_ahead(
     slack_s = _slack_s(knowledge, objectives.ttft_s)
     start, lead_s, tick_s = knowledge.start, knowledge.lead_s, knowledge.tick_s
     starting = observation.pool.starting if observation.pool else ()
-    backlogs = tuple(tokens * per_token for tokens in knowledge.backlogs)
+    backlogs = Backlogs.of([tokens * per_token for tokens in knowledge.backlogs])
     capacity = Capacity(
         ready=observation.ready or 0,
         backlogs=backlogs,
@@ -234,7 +235,7 @@ def look_ahead(
             keep = cheapest(rise).replicas
         choices = candidates(possible, lowest, highest, objectives.miss_cost_s, _free, waiting)
         keep = max(keep, cheapest(choices).replicas)
-    floor = math.ceil(sum(backlogs) / (slack_s + lead_s) - 1e-9)
+    floor = math.ceil(backlogs.total / (slack_s + lead_s) - 1e-9)
     if objectives.itl_s is not None:
         most = service.requests_within(objectives.itl_s)
         if most is not None:
@@ -246,7 +247,7 @@ def look_ahead(
         floor=floor,
         lead_s=lead_s,
         arriving=history.now.short**2 * per_token,
-        waiting_s=sum(backlogs),
+        waiting_s=backlogs.total,
         slack_s=slack_s,
         alike=len(alike),
         choices=rise,

@@ -80,7 +80,7 @@ def follow(
         worker_id = sample.worker_id
         rank = (worker_id, sample.dp_rank)
         known = seen.get(rank)
-        if known is None or _changed(known.sample, sample):
+        if known is None or known.sample.sequence != sample.sequence or _changed(known.sample, sample):
             remembered[rank] = Seen(sample, now)
             age = 0.0
         else:
@@ -132,11 +132,7 @@ def _unknown(
 
 def _changed(before: EngineSample, after: EngineSample) -> bool:
     """NaN differs from itself and must not make unchanged metrics look fresh."""
-    return (
-        before.sequence != after.sequence
-        or _plain(before.running) != _plain(after.running)
-        or _plain(before.queued) != _plain(after.queued)
-    )
+    return _plain(before.running) != _plain(after.running) or _plain(before.queued) != _plain(after.queued)
 
 
 def _is_count(value: float | None) -> bool:

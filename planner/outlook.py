@@ -10,8 +10,10 @@ misses of any size are the arrivals of the futures that need more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from planner.history import BIN_S, Alike, History
@@ -32,12 +34,35 @@ class Future(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Backlogs:
+    """Seconds of prefill that wait on each ready replica that tells of it, the least first, and their sums."""
+
+    seconds: tuple[float, ...]
+    sums: tuple[float, ...]
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Backlogs:
+        ordered = tuple(sorted(seconds))
+        return cls(ordered, tuple(accumulate(ordered, initial=0.0)))
+
+    @property
+    def total(self) -> float:
+        return self.sums[-1]
+
+    def free(self, within_s: float) -> float:
+        """Mean seconds of ``within_s`` that a replica has left for others; all of it where none tells."""
+        if not self.seconds:
+            return within_s
+        shorter = bisect_left(self.seconds, within_s)
+        return (shorter * within_s - self.sums[shorter]) / len(self.seconds)
+
+
+@dataclass(frozen=True)
 class Capacity:
     """What is there and on its way; seconds from now."""
 
     ready: int
-    backlogs: Sequence[float]
-    """Seconds of prefill that wait on each ready replica that tells of it."""
+    backlogs: Backlogs
     arrivals: Sequence[float]
     """When each replica on its way will serve, soonest first."""
     lead_s: float
@@ -134,9 +159,8 @@ def _room(capacity: Capacity, start_s: float, end_s: float) -> _Room:
     slack, share = capacity.slack_s, capacity.share
     full = end_s - start_s + slack
     per_ready = full * share
-    if start_s == 0 and capacity.backlogs:
-        free = sum(max(0.0, full * share - backlog) for backlog in capacity.backlogs)
-        per_ready = free / len(capacity.backlogs)
+    if start_s == 0:
+        per_ready = capacity.backlogs.free(per_ready)
     on_way, together = [], 0.0
     for arrival in capacity.arrivals:
         there = end_s - max(start_s, arrival)
@@ -186,7 +210,8 @@ class Waiting:
     def misses(self, replicas: int) -> float:
         """Requests a second that miss their objective so."""
         busy = min(1.0, self.work / replicas) if replicas else 0.0
-        return self.rate * min(1.0, self.share * busy**WAITING_POWER)
+        late: float = self.share * busy**WAITING_POWER
+        return self.rate * min(1.0, late)
 
 
 def candidates(
@@ -212,16 +237,17 @@ def candidates(
             by_size[size] = by_size.get(size, 0.0) + coming * weight / total
             misses += coming * weight / total
     most = min(highest, max(2 * lowest, 2 * max(by_size, default=lowest)))
+    asked = sorted(by_size)
+    passed = 0
     result = []
     size = lowest
     while size <= most:
-        late = misses + waiting.misses(size)
+        while passed < len(asked) and asked[passed] <= size:
+            misses -= by_size[asked[passed]]
+            passed += 1
+        late = max(0.0, misses) + waiting.misses(size)
         result.append(Choice(size, late, size + start_cost(size) + miss_cost_s * late))
-        following = size + 1 + size // 24
-        for passed in range(size + 1, following + 1):
-            misses -= by_size.get(passed, 0.0)
-        misses = max(0.0, misses)
-        size = following
+        size += 1 + size // 24
     return result
 
 

@@ -31,6 +31,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from planner.forecast import Forecast, Knowledge, Objectives, look_ahead, observe
+from planner.knobs import KNOBS, broken
 from planner.load import Load, Rank, Seen, follow
 from planner.observation import Observation, PoolView, Role
 from planner.window import NeedWindow
@@ -83,6 +84,7 @@ class Memory:
     knowledge: Knowledge = field(default_factory=Knowledge)
     lowered_from: int = 0
     lowered_at: float = -math.inf
+    regretted_at: float = -math.inf
     patience: float = 1.0
     hold_s: float = 0.0
 
@@ -113,28 +115,17 @@ class LoadPolicy:
     spare_replicas: int = 0
     min_replicas: int = 1
     max_replicas: int = 8
-    scale_down_after_s: float = 20.0
-    cooldown_s: float = 5.0
+    scale_down_after_s: float = 4.0
+    cooldown_s: float = 1.0
     hysteresis: float = 0.1
     """Share of the target load that must be free before a replica is given up, 0 to below 1."""
     stale_after_s: float = 5.0
     retry_unachievable_s: float = 5.0
 
     def __post_init__(self) -> None:
-        checks = {
-            "target_requests_per_replica must be a positive number": 0 < self.target_requests_per_replica < math.inf,
-            "spare_replicas must be 0 or more": self.spare_replicas >= 0,
-            "min_replicas must be 0 or more": self.min_replicas >= 0,
-            "max_replicas must be at least 1 and at least min_replicas": self.max_replicas >= max(1, self.min_replicas),
-            "scale_down_after_s must be a positive number": 0 < self.scale_down_after_s < math.inf,
-            "cooldown_s must be 0 or more": 0 <= self.cooldown_s < math.inf,
-            "hysteresis must be from 0 to below 1": 0 <= self.hysteresis < 1,
-            "stale_after_s must be a positive number": 0 < self.stale_after_s < math.inf,
-            "retry_unachievable_s must be 0 or more": 0 <= self.retry_unachievable_s < math.inf,
-        }
-        broken = [rule for rule, holds in checks.items() if not holds]
-        if broken:
-            raise ValueError("; ".join(f"{rule} ({self.role} policy)" for rule in broken))
+        wrong = broken({knob.name: getattr(self, knob.name) for knob in KNOBS})
+        if wrong:
+            raise ValueError("; ".join(f"{rule} ({self.role} policy)" for rule in wrong))
 
     def decide(self, observation: Observation, memory: Memory, now: float) -> tuple[Proposal, Memory]:
         """Returns the proposal for this tick and the memory for the next.
@@ -187,7 +178,10 @@ class LoadPolicy:
         window = memory.window.add(now, keep, length_s)
         lowest = window.highest
         action = Action.HOLD
-        if need.rise > target:
+        if self._too_soon(need, memory, target, now):
+            new = target
+            reason = f"hold {target}: {need.why}; {need.rise} was given up {now - memory.lowered_at:.1f} s ago"
+        elif need.rise > target:
             action, new = Action.RAISE, need.rise
             reason = f"raise {target} -> {new}: {need.why}"
         elif lowest >= target:
@@ -222,7 +216,7 @@ class LoadPolicy:
                 memory.knowledge, observation, objectives, there, self.min_replicas, self.max_replicas
             )
         if forecast is None:
-            return by_count
+            return self._by_decoding(load, memory) or by_count
         return Need(
             self._bounded(forecast.rise + self.spare_replicas),
             self._bounded(forecast.keep + self.spare_replicas),
@@ -230,6 +224,22 @@ class LoadPolicy:
             f"{forecast.text()}{self._missing(load)}",
             forecast,
         )
+
+    def _by_decoding(self, load: Load, memory: Memory) -> Need | None:
+        """For a pool that only decodes: what keeps the time between tokens; None while that is unknown."""
+        service = memory.knowledge.service
+        if self.itl_objective_s is None or service.prefills or not load.ready:
+            return None
+        most = service.requests_within(self.itl_objective_s)
+        if most is None:
+            return None
+
+        def size(requests: float) -> int:
+            return self._bounded(math.ceil(min(requests / most, self.max_replicas) - _ROUNDING) + self.spare_replicas)
+
+        why = f"{load.requests:g} requests, {most:.1f} a replica keep {self.itl_objective_s:g} s between tokens"
+        need = size(load.requests)
+        return Need(need, size(load.requests / (1 - self.hysteresis)), need, why + self._missing(load))
 
     def _by_count(self, load: Load) -> Need:
         need = self._replicas_for(load.requests, 1.0)
@@ -267,15 +277,26 @@ class LoadPolicy:
     def _window_s(self, memory: Memory) -> float:
         return max(self.scale_down_after_s, memory.hold_s) * memory.patience
 
+    def _too_soon(self, need: Need, memory: Memory, target: int, now: float) -> bool:
+        """A small step down is not taken back at once for what may come, only for what is there."""
+        return (
+            target < need.rise <= memory.lowered_from
+            and need.floor <= target
+            and memory.lowered_from - target <= max(1, memory.lowered_from // 5)
+            and now - memory.lowered_at < self.scale_down_after_s
+        )
+
     def _noting_regret(self, memory: Memory, target: int, new: int, now: float) -> Memory:
-        """A small step down that is taken back was one too soon; one that stands makes the next one easier."""
+        """A small step down that is taken back was one too soon; after a time without, the next one is easier."""
+        window_s = self._window_s(memory)
         if new < target:
-            stood = now - memory.lowered_at > 2 * self._window_s(memory)
-            patience = max(1.0, memory.patience / 2) if stood else memory.patience
+            calm = now - memory.regretted_at > 2 * window_s
+            patience = max(1.0, memory.patience / 2) if calm else memory.patience
             return replace(memory, lowered_from=target, lowered_at=now, patience=patience)
         small = abs(new - memory.lowered_from) <= max(1, memory.lowered_from // 5)
-        if new > target and small and now - memory.lowered_at <= self._window_s(memory):
-            return replace(memory, patience=min(MOST_PATIENCE, 2 * memory.patience), lowered_at=-math.inf)
+        if new > target and small and now - memory.lowered_at <= 2 * window_s:
+            patience = min(MOST_PATIENCE, 2 * memory.patience)
+            return replace(memory, patience=patience, lowered_at=-math.inf, regretted_at=now)
         return memory
 
     def _noting_limit(self, memory: Memory, pool: PoolView | None, now: float) -> Memory:
