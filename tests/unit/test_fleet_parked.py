@@ -10,11 +10,22 @@ from msgspec.structs import replace
 from simulated_node import Luck
 
 from dynamo_snapshot.fleet.core import step
-from dynamo_snapshot.fleet.core.messages import Decided, SetWanted
+from dynamo_snapshot.fleet.core.decide import HINT_LASTS_AT_MOST_S
+from dynamo_snapshot.fleet.core.messages import Decided, Hinted, SetWanted
 from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.start_times import samples
 from dynamo_snapshot.fleet.status import fleet_status
-from dynamo_snapshot.model import Decision, OrderKind, PoolStatus, Reason, ReplicaPhase, ReplicaState, Way
+from dynamo_snapshot.model import (
+    Decision,
+    OrderKind,
+    PoolHint,
+    PoolStatus,
+    Reason,
+    ReplicaPhase,
+    ReplicaState,
+    ScalingHint,
+    Way,
+)
 
 
 def settled(number: int, parked: int = 2, fleet: Rules | None = None, luck: Luck | None = None) -> World:
@@ -163,13 +174,10 @@ def test_a_hint_without_a_number_is_no_opinion(number: int | None) -> None:
 
 def test_a_hint_that_comes_late_does_not_undo_a_newer_one() -> None:
     world = settled(1, parked=0)
-    late = world.now - 5
     world.hint(2)
-    newest = world.state.hint
+    newest, late = world.state.hint, world.now - 5
     assert newest is not None
-    world.now, now = late, world.now
-    world.hint(0)
-    world.now = now
+    world.feed(Hinted(hint=ScalingHint(at=late, expires_at=late + 30, decode=PoolHint(parked=0))))
     assert world.state.hint == newest
 
 
@@ -290,3 +298,95 @@ def test_a_parked_worker_that_shows_up_in_discovery_serves() -> None:
     world.run(0.25)
     assert world.state.replicas[stray.id].state is ReplicaState.SERVING
     assert pool(world).serving == 2
+
+
+def test_a_replica_whose_wake_was_refused_amid_a_change_of_controllers_is_woken_later() -> None:
+    world = settled(1, parked=1)
+    world.luck.wakes_refused = True
+    (spare,) = world.parked()
+    world.decide(2)
+    world.start_controller()
+    world.run(5)
+    assert [replica.id for replica in world.parked()] == [spare.id]
+    world.luck.wakes_refused = False
+    world.run(15)
+    world.decide(3)
+    world.run(2)
+    assert spare.id in {replica.id for replica in world.serving()}
+
+
+def test_what_is_parked_holds_up_no_target_that_nobody_decided() -> None:
+    world = World(rules(parked=1))
+    world.run(20)
+    world.start_controller()
+    world.run(20)
+    assert pool(world).target == 1
+    assert world.issued(OrderKind.WAKE) == []
+    assert len(world.parked()) == 1
+
+
+def test_wakes_that_a_silent_node_never_began_say_nothing_against_their_snapshot() -> None:
+    world = settled(1, parked=2)
+    world.nodes["one"].up = False
+    world.decide(3)
+    world.run(30)
+    assert len(world.issued(OrderKind.WAKE)) == 2
+    assert "deadline_exceeded" in messages(world)
+    assert world.state.memory.quarantined == {}
+
+
+def test_a_replica_whose_snapshot_may_not_be_used_any_more_is_not_kept_parked() -> None:
+    world = settled(1, parked=1)
+    node, spare = world.nodes["one"], world.parked()[0].id
+    node.snapshots = [replace(each, admitted=False, reason=Reason.SNAPSHOT_CORRUPT.value) for each in node.snapshots]
+    node.dirty = True
+    world.run(5)
+    assert spare not in {replica.id for replica in world.live()}
+    assert "may not be used: snapshot_corrupt" in messages(world)
+
+
+def test_a_hint_of_a_clock_that_is_ahead_is_followed_by_the_next_and_none_lasts_for_ever() -> None:
+    world = settled(1, parked=0)
+
+    def hint(parked: int, at: float) -> None:
+        asked = PoolHint(parked=parked)
+        world.feed(Hinted(hint=ScalingHint(at=at, expires_at=at + 1e9, decode=asked)))
+
+    hint(2, world.now + 1e6)
+    world.run(5)
+    assert len(world.parked()) == 2
+    hint(0, world.now)
+    world.run(5)
+    assert world.parked() == []
+    hint(2, world.now)
+    world.run(5)
+    world.now += HINT_LASTS_AT_MOST_S
+    world.run(5)
+    assert world.parked() == []
+
+
+def test_a_hint_is_heard_after_this_clock_was_set_back() -> None:
+    world = settled(1, parked=0)
+    world.hint(2)
+    world.now -= 100
+    world.hint(0)
+    assert world.state.hint is not None
+    assert world.state.hint.at == world.now
+
+
+def test_room_is_made_where_it_can_be_used_while_another_node_is_silent() -> None:
+    three = replace(rules(parked=4), node_capacity=3)
+    prefill = replace(three.pools["decode"], role="prefill", component="prefill", parked=0, min_replicas=0)
+    world = World(replace(three, pools={**three.pools, "prefill": prefill}), nodes=("one", "two"))
+    world.run(10)
+    world.nodes["two"].snapshots = list(world.nodes["one"].snapshots)
+    world.feed(Decided(decision=Decision(revision=1, id=0, decode=2, prefill=0)))
+    world.run(40)
+    assert [sum(replica.live for replica in node.replicas.values()) for node in world.nodes.values()] == [3, 3]
+    world.nodes["two"].up = False
+    world.run(25)
+    world.feed(Decided(decision=Decision(revision=1, id=50, decode=2, prefill=1)))
+    world.run(10)
+    assert [replica.id in world.nodes["one"].replicas for replica in world.live("prefill")] == [True]
+    ended = {order.replica_id for order in world.orders.values() if order.kind is OrderKind.DRAIN}
+    assert not ended & set(world.nodes["two"].replicas), "what a silent node has parked is left to it"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.messages import CompleteDecision
 from dynamo_snapshot.model import Decision, ScalingHint
+
+HINT_LASTS_AT_MOST_S = 3600.0
+"""Whatever a hint says of its own end: whose planner has gone must not be obeyed for ever."""
 
 
 def decided(draft: Draft, decision: Decision) -> None:
@@ -31,7 +36,8 @@ def decided(draft: Draft, decision: Decision) -> None:
 
 
 def hinted(draft: Draft, hint: ScalingHint) -> None:
-    """Takes up a hint, unless a newer one came before it."""
+    """Takes up a hint, unless a newer one came before it. One of a clock that is ahead is of now."""
+    hint = replace(hint, at=min(hint.at, draft.now), expires_at=min(hint.expires_at, draft.now + HINT_LASTS_AT_MOST_S))
     known = draft.state.hint
-    if known is None or hint.at >= known.at:
+    if known is None or hint.at >= known.at or known.at > draft.now:  # the last: this clock was set back
         draft.set(hint=hint)

@@ -8,7 +8,7 @@ from dynamo_snapshot.fleet.core.draft import Draft
 from dynamo_snapshot.fleet.core.lifecycle import WANTED, Happening
 from dynamo_snapshot.fleet.core.messages import Quarantine
 from dynamo_snapshot.fleet.core.state import Block, Replica
-from dynamo_snapshot.model import OrderStatus, Outcome, Reason, ReplicaState, Way
+from dynamo_snapshot.model import OrderStatus, Outcome, Reason, ReplicaPhase, ReplicaState, Way
 
 NOT_THE_SNAPSHOT = frozenset(
     {
@@ -119,8 +119,8 @@ def _blame_snapshot(draft: Draft, replica: Replica, reason: str) -> None:
     # A worker that does not know how to park, or was not parked when it was to be woken, may well be restored.
     if snapshot_id is None or reason in NOT_THE_SNAPSHOT or reason == Reason.WORKER_NOT_READY:
         return
-    if reason == Reason.DEADLINE_EXCEEDED and replica.phase is None:
-        return  # its node never began: that says something of the node
+    if reason == Reason.DEADLINE_EXCEEDED and replica.phase in (None, ReplicaPhase.PARKED):
+        return  # its node never began, or never let it go: that says something of the node
     count = draft.state.snapshot_failures.get(snapshot_id, 0) + 1
     draft.set(snapshot_failures={**draft.state.snapshot_failures, snapshot_id: count})
     limit = 1 if reason in CERTAINLY_THE_SNAPSHOT else draft.pool_rules(replica.pool).quarantine_after

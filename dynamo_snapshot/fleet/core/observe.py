@@ -69,7 +69,8 @@ def _follow(draft: Draft, report: Reported, seen: ReplicaReport) -> None:
             return
         _adopt(draft, report.node, seen)
     replica = draft.replicas[seen.replica_id]
-    changes: dict[str, object] = {"phase": seen.phase}
+    # An order to wake names no snapshot, and may be all that a new controller found of the replica.
+    changes: dict[str, object] = {"phase": seen.phase, "snapshot_id": replica.snapshot_id or seen.snapshot_id}
     if seen.phase in AT_CAPTURE and replica.capture_began is None:
         changes["capture_began"] = seen.since
     elif seen.phase is ReplicaPhase.RESUMING and replica.capture_began is not None and not replica.capture_took:
@@ -106,7 +107,7 @@ def _parked(draft: Draft, replica_id: str) -> None:
 
 
 def _adopt(draft: Draft, node: str, seen: ReplicaReport) -> None:
-    """A live replica that this controller did not order, or has given up: it counts."""
+    """A live replica that this controller did not order, or has given up: it counts, unless it is parked."""
     rules = draft.rules.pools.get(seen.pool)
     allowance = 0.0
     if rules is not None:
@@ -123,6 +124,7 @@ def _adopt(draft: Draft, node: str, seen: ReplicaReport) -> None:
         since=draft.now,
         deadline=draft.now + allowance if rules else None,
         snapshot_id=seen.snapshot_id,
+        parks=seen.phase is ReplicaPhase.PARKED,
     )
     claim_orders(draft, seen.replica_id)
     if rules is not None:

@@ -39,8 +39,10 @@ def keep_ready(draft: Draft) -> None:
 
 def make_room(draft: Draft, pool: str, places: int) -> None:
     """Every node is full: what is parked gives way to ``places`` replicas of ``pool`` that are to serve."""
-    leaving = sum(r.state in (ReplicaState.DRAINING, ReplicaState.FAILED) for r in draft.replicas.values())
-    spares = [replica for name in draft.rules.pools for replica in draft.spares(name)]
+    heard = {node.name for node in draft.heard()}  # what ends on another makes no room that could be used
+    ending = (ReplicaState.DRAINING, ReplicaState.FAILED)
+    leaving = sum(replica.state in ending and replica.node in heard for replica in draft.replicas.values())
+    spares = [spare for name in draft.rules.pools for spare in draft.spares(name) if spare.node in heard]
     spares.sort(key=lambda replica: (replica.pool == pool, *_worth(replica)))
     for replica in spares[: max(0, places - leaving)]:
         _end(draft, replica, f"its place is needed: a replica of {pool} is to serve, and every node is full")
@@ -77,7 +79,11 @@ def _useless(draft: Draft, replica: Replica) -> str | None:
     if report is None or key is None:
         return None
     for snapshot in report.snapshots:
-        if snapshot.id == replica.snapshot_id and snapshot.compatibility_key != key:
+        if snapshot.id != replica.snapshot_id:
+            continue
+        if snapshot.reason is not None:
+            return f"its snapshot {snapshot.id} may not be used: {snapshot.reason}"
+        if snapshot.compatibility_key != key:
             return "the pool runs another configuration by now"
     return None
 
