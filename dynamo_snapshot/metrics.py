@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Reason
+log = structlog.get_logger()
 
 PATH = "/metrics"
+RETRY_S = 10.0
+"""How soon a port that was taken is tried again."""
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of histograms: from a phase of a restore to the boot of a large engine."""
 
@@ -48,8 +51,7 @@ def registry() -> CollectorRegistry:
 async def exposed(metrics: CollectorRegistry, host: str, port: int) -> AsyncIterator[None]:
     """Within: ``metrics`` are read at ``http://host:port/metrics``, by this event loop. Port 0: nowhere.
 
-    Raises:
-        SnapshotError: ``port_in_use``.
+    A port that is taken is tried again until it is free: replicas are looked after without metrics, too.
     """
     if not port:
         yield
@@ -64,15 +66,28 @@ async def exposed(metrics: CollectorRegistry, host: str, port: int) -> AsyncIter
     application.router.add_get(PATH, answer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    try:
+
+    async def listens() -> bool:
+        site = web.TCPSite(runner, host, port)
         try:
-            await web.TCPSite(runner, host, port).start()
+            await site.start()
         except OSError as error:
-            raise SnapshotError(
-                Reason.PORT_IN_USE,
-                f"{host}:{port}, for metrics, cannot be used: {error.strerror}",
-                "Stop what listens there, or choose another port under metrics in fleet.yaml; 0 is none.",
-            ) from error
+            log.error("metrics_not_exposed", host=host, port=port, cause=error.strerror, next_try_in_s=RETRY_S)
+            await site.stop()
+            return False
+        return True
+
+    async def listen_later() -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if await listens():
+                return
+
+    later = None if await listens() else asyncio.create_task(listen_later(), name="metrics")
+    try:
         yield
     finally:
+        if later is not None:
+            later.cancel()
+            await asyncio.gather(later, return_exceptions=True)
         await runner.cleanup()

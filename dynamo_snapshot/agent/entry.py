@@ -42,8 +42,7 @@ async def run_agent(
         discoverable: asked before a capture whether an instance with this TCP port is registered.
 
     Raises:
-        SnapshotError: ``criu_missing``, ``not_privileged``, ``port_in_use`` (of its metrics), or
-            ``runtime_dir_in_use`` where another agent runs.
+        SnapshotError: ``criu_missing``, ``not_privileged``, or ``runtime_dir_in_use`` where another agent runs.
     """
     lock = hold_runtime_dir(fleet.agent.runtime_dir)
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynamo_snapshot import metrics
 from dynamo_snapshot.agent.metrics import FAMILIES as AGENT_FAMILIES
 from dynamo_snapshot.agent.metrics import AgentMetrics
-from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.fleet.metrics import FAMILIES as FLEET_FAMILIES
 from dynamo_snapshot.fleet.metrics import FleetMetrics
 from dynamo_snapshot.model import (
@@ -192,11 +193,31 @@ async def test_they_are_read_over_http_where_a_port_is_given(free_port: Callable
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
         async with session.get(f"http://127.0.0.1:{port}/else") as answer:
             assert answer.status == 404
-        with pytest.raises(SnapshotError, match=f"127.0.0.1:{port}, for metrics, cannot be used") as taken:
-            async with metrics.exposed(registry, "127.0.0.1", port):
-                pass
-        assert taken.value.reason is Reason.PORT_IN_USE
     assert 'dynamo_snapshot_orders_total{kind="restore",outcome="done",pool="decode",reason=""} 1.0' in text
     assert "process_resident_memory_bytes" in text
     async with metrics.exposed(registry, "127.0.0.1", 0):
         pass
+
+
+async def test_a_port_that_is_taken_keeps_nobody_from_work_and_is_tried_again(
+    free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "RETRY_S", 0.05)
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as other:
+        async with metrics.exposed(metrics.registry(), "127.0.0.1", port):
+            pass
+        async with metrics.exposed(metrics.registry(), "127.0.0.1", port), aiohttp.ClientSession() as session:
+            other.close()
+            async with asyncio.timeout(5):
+                while (status := await _status(session, port)) is None:  # noqa: ASYNC110  # nothing could tell
+                    await asyncio.sleep(0.02)
+            assert status == 200
+
+
+async def _status(session: aiohttp.ClientSession, port: int) -> int | None:
+    try:
+        async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            return answer.status
+    except aiohttp.ClientConnectionError:
+        return None
