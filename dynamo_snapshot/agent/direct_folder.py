@@ -72,7 +72,8 @@ async def _remove(folder: Path) -> list[str]:
     except SnapshotError:
         return []  # another command is at it
     try:
-        removed = await _emptied(folder)
+        # Another command may have removed it since we looked: then only our lock is there.
+        removed = await _emptied(folder) if (folder / MARK).exists() else []
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return removed
     finally:

@@ -21,14 +21,9 @@ class HeldSnapshot:
     """
 
     def __init__(self, node: Node, snapshot_id: str) -> None:
-        if snapshot_id in node.distrusted:
-            raise SnapshotError(
-                Reason.SNAPSHOT_CORRUPT,
-                node.distrusted[snapshot_id],
-                f"Remove it with `dynamo-snapshot snapshots rm {snapshot_id}` and capture again.",
-            )
         self._node, self._id = node, snapshot_id
         self._use = ExitStack()
+        self._refuse_distrusted()
         self.images = Path()
         """The folder of its images, while it is held."""
 
@@ -40,7 +35,11 @@ class HeldSnapshot:
         return cls(node, order.snapshot_id)
 
     async def take(self) -> Manifest:
-        """Holds it, and returns its manifest unless it is not what was published (see ``check_unchanged``)."""
+        """Holds it, and returns its manifest unless it is not what was published (see ``check_unchanged``).
+
+        What is held already is looked at anew, and not let go for it.
+        """
+        self._refuse_distrusted()
         taking = asyncio.create_task(asyncio.to_thread(self._take))
         try:
             return await asyncio.shield(taking)
@@ -73,7 +72,16 @@ class HeldSnapshot:
         self._use.close()
 
     def _take(self) -> Manifest:
-        store = self._node.store
-        self.leave()  # held anew: what is held already was not looked at since
-        self.images = self._use.enter_context(store.use(self._id))
+        store, use = self._node.store, ExitStack()
+        self.images = use.enter_context(store.use(self._id))
+        self._use, before = use, self._use
+        before.close()
         return store.check_unchanged(self._id)
+
+    def _refuse_distrusted(self) -> None:
+        if self._id in self._node.distrusted:
+            raise SnapshotError(
+                Reason.SNAPSHOT_CORRUPT,
+                self._node.distrusted[self._id],
+                f"Remove it with `dynamo-snapshot snapshots rm {self._id}` and capture again.",
+            )

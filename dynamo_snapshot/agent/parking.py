@@ -54,13 +54,12 @@ class Wake:
         replica = self._node.replicas.get(self._order.replica_id)
         if replica is None:
             raise SnapshotError(Reason.UNKNOWN_REPLICA, f"replica {self._order.replica_id} is not on this node")
-        if replica.phase is not ReplicaPhase.PARKED or replica.waking:
+        if replica.phase is not ReplicaPhase.PARKED or replica.waking or replica.snapshot is None:
             what = "being woken" if replica.waking else replica.phase
             raise SnapshotError(Reason.WORKER_NOT_READY, f"replica {replica.id} is not parked, it is {what}")
+        if replica.ending is not None:
+            raise SnapshotError(Reason.WORKER_NOT_READY, f"replica {replica.id} is being ended: {replica.ending[1]}")
         replica.waking, self.replica = True, replica
-        assert replica.record.snapshot_id is not None
-        if replica.snapshot is None:  # it was gone when this agent found the replica
-            replica.snapshot = HeldSnapshot(self._node, replica.record.snapshot_id)
         # Its weights are still to be read, and what it was restored from may not be what the pool runs any more.
         capture = (await replica.snapshot.take_for(self._order.pool, self._spec)).capture
         if capture.cuda is not None:
@@ -99,6 +98,8 @@ class Wake:
     async def remove_house(self) -> None:
         """Undo: ends a worker that was let go and does not serve, its house, and the replica."""
         if self.replica is not None and self.replica.woken:
+            if self.replica.ending is None:  # nobody wanted it gone: it failed
+                self.replica.keep_log()
             await self._node.forget(self.replica)
 
     @property
@@ -117,11 +118,14 @@ def noted_as_parked(node: Node, replica: Replica) -> None:
     node.note(replica, parked=True, gpus=dict.fromkeys(replica.record.gpus, 0))
 
 
-async def hold_for_parked(node: Node, replica: Replica) -> None:
-    """Keeps the snapshot of a parked replica that an earlier agent left; without it a wake will be refused."""
+async def held_for_parked(node: Node, replica: Replica) -> HeldSnapshot | None:
+    """Holds the snapshot of a parked replica that an earlier agent left; None: it cannot be woken from it any more."""
     assert replica.record.snapshot_id is not None
+    held = HeldSnapshot(node, replica.record.snapshot_id)
     try:
-        replica.snapshot = HeldSnapshot(node, replica.record.snapshot_id)
-        await replica.snapshot.take()
-    except SnapshotError as error:
+        await held.take()
+    except (SnapshotError, OSError) as error:
         log.warning("snapshot_of_parked_replica_lost", replica=replica.id, cause=str(error))
+        held.leave()
+        return None
+    return held

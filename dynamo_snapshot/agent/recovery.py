@@ -1,7 +1,7 @@
 """What an agent does with what its predecessor left, before it takes any order.
 
-Replicas that serve are adopted, and so are parked ones. A cold worker that waits at ready-for-snapshot is adopted
-too, and goes on.
+Replicas that serve are adopted, and so are parked ones whose snapshot may still be used. A cold worker that waits at
+ready-for-snapshot is adopted too, and goes on.
 All else never served and is ended; its order fails with ``agent_restarted``, for the fleet to decide anew.
 """
 
@@ -18,7 +18,7 @@ from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
-from dynamo_snapshot.agent.parking import hold_for_parked, is_parked, noted_as_parked
+from dynamo_snapshot.agent.parking import held_for_parked, is_parked, noted_as_parked
 from dynamo_snapshot.agent.source_gpus import thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
@@ -81,8 +81,8 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
     serves = record.served or is_registered(replica)
     waits = record.way is Way.COLD_START and house.control.is_ready_for_snapshot()
     replica.woken = house.control.is_woken()
-    parked = is_parked(replica)
-    if not serves and not waits and not parked:
+    held = await held_for_parked(node, replica) if is_parked(replica) and not serves else None
+    if not serves and not waits and held is None:
         return False
     woken, replica = replica.woken, node.add(record)
     replica.released, replica.woken = house.control.is_released(), woken
@@ -98,9 +98,9 @@ async def _adopt(node: Node, record: ReplicaRecord, house: House) -> bool:
             log.error("source_lost", replica=replica.id, cause=str(error))
     if serves:
         node.note(replica, served=True)
-    elif parked:
+    elif held is not None:
         noted_as_parked(node, replica)
-        await hold_for_parked(node, replica)
+        replica.snapshot = held
     log.info("replica_adopted", replica=replica.id, phase=replica.phase)
     return True
 
