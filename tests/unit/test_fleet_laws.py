@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import replace
 from simulated_node import Luck
 
-from dynamo_snapshot.model import WorkerLoad
+from dynamo_snapshot.model import Reason, WorkerLoad
 
 
 class Misfortune(RuleBasedStateMachine):
@@ -120,6 +120,14 @@ class Misfortune(RuleBasedStateMachine):
     def wakes_fail_or_not(self, fail: bool, refused: bool) -> None:
         self.world.luck.wakes_fail, self.world.luck.wakes_refused = fail, refused
 
+    @rule(pick=st.integers(0, 7))
+    def a_snapshot_is_found_corrupt(self, pick: int) -> None:
+        kept = [(node, at) for node in self.world.nodes.values() for at in range(len(node.snapshots))]
+        if kept:
+            node, at = kept[pick % len(kept)]
+            node.snapshots[at] = replace(node.snapshots[at], admitted=False, reason=Reason.SNAPSHOT_CORRUPT.value)
+            node.dirty = True
+
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -136,8 +144,12 @@ class Misfortune(RuleBasedStateMachine):
         assert len(parked) <= wanted
         for node in world.nodes.values() if len(parked) < wanted else ():
             live = sum(replica.live for replica in node.replicas.values())
-            unusable = set(world.state.memory.quarantined) >= {snapshot.id for snapshot in node.snapshots}
+            usable = {snapshot.id for snapshot in node.snapshots if snapshot.reason is None}
+            unusable = set(world.state.memory.quarantined) >= usable
             assert live == world.rules.node_capacity or unusable, "one more could be parked there"
+        good = {snapshot.id for node in world.nodes.values() for snapshot in node.snapshots if snapshot.reason is None}
+        for replica in world.state.replicas.values():
+            assert replica.snapshot_id in good or not replica.spare, "what is parked can be woken"
         assert world.open_orders() == [], "orders stay in the list after their outcome"
         assert world.unacknowledged is None, "a decision was never acknowledged"
         assert set(world.registry) == {replica.instance_id for replica in serving}
