@@ -15,7 +15,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EngineSample:
     """The newest forward-pass metrics of one data-parallel rank of one worker.
 
