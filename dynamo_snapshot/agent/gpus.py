@@ -70,7 +70,7 @@ class Gpus:
             if self.settings.loader:
                 for device in inventory.devices:
                     await self.loader(device.uuid).ready()
-        except SnapshotError as error:
+        except (SnapshotError, OSError) as error:
             log.warning("gpus_not_ready", cause=str(error))
 
     def loader(self, uuid: str) -> WeightLoader:

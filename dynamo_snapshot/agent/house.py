@@ -102,6 +102,9 @@ class Houses(Protocol):
             OSError: nobody can tell; a replica that serves is not to be taken for dead.
         """
 
+    def path(self, replica_id: str) -> Path:
+        """The folder of a house, whether it is there or not."""
+
     def exit_of(self, replica_id: str) -> Exit | None:
         """How the worker of a house ended, by its holder's record."""
 

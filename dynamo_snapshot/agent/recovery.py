@@ -56,7 +56,7 @@ async def _take_over(node: Node, record: ReplicaRecord) -> None:
         await house.holder.close()
     if record.served:  # it is not forgotten before the fleet has heard of its end
         exited = node.add(record)
-        exited.settle(node.houses.exit_of(record.replica_id))
+        exited.settle(node.houses.exit_of(record.replica_id), node.houses.path(record.replica_id))
         log.info("replica_ended_without_agent", replica=record.replica_id)
         return
     log.warning("ending_unserved_replica", replica=record.replica_id, way=record.way)

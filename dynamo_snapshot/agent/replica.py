@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import structlog
 
+from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.failed_logs import FailedLogs
 from dynamo_snapshot.agent.house import House, read_exit
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.agent.watch import changes
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Reason, ReplicaPhase, ReplicaReport, Way
+from worker_hooks import holder
 from worker_hooks.control import WorkerState
 from worker_hooks.lifecycle import State
 
@@ -107,6 +109,8 @@ class Replica:
         self.kept_log: Path | None = None
         """Where the log of the worker that failed is."""
         self._failed_logs = failed_logs
+        self._log: Path | None = None
+        """The worker's."""
         self.waking = False
         """A wake is under way."""
         self.woken = False
@@ -143,7 +147,7 @@ class Replica:
 
     def move_in(self, house: House) -> None:
         """Begins to follow what happens in ``house``."""
-        self.house = house
+        self.house, self._log = house, house.log
         self._task = asyncio.create_task(self._follow(house), name=f"replica-{self.id}")
 
     def locate(self, inner_pid: int) -> None:
@@ -179,7 +183,7 @@ class Replica:
         """Takes in what the worker says now."""
         if self.exit is None:
             assert self.house is not None
-            self.state = self._account(self.house)
+            self.state = self._account(self.house.control)
             if self.ready_at is None and self.house.control.is_ready_for_snapshot():
                 self.ready_at = self._clock()
             phase = phase_of(self.record.way, self.ready_at is not None, self.released, self.state)
@@ -215,8 +219,8 @@ class Replica:
 
     def keep_log(self) -> None:
         """Keeps the worker's log, as that of one that failed, before its house is removed."""
-        if self.kept_log is None and self._failed_logs is not None and self.house is not None:
-            self.kept_log = self._failed_logs.keep(self.record.pool, self.house.log)
+        if self.kept_log is None and self._failed_logs is not None and self._log is not None:
+            self.kept_log = self._failed_logs.keep(self.record.pool, self._log)
 
     async def gone(self) -> Exit:
         """Returns how the worker ended, once it has."""
@@ -249,11 +253,17 @@ class Replica:
                 if waiter is not None:
                     waiter.cancel()
         # The last lines of both may have come with the end itself.
-        self.state = self._account(house)
+        self.state = self._account(house.control)
         self.settle(client.exited.result() if client.exited.done() else read_exit(house.path))
 
-    def settle(self, exit_: Exit | None) -> None:
-        """Notes the worker's end; None: nobody saw it, since its holder went too."""
+    def settle(self, exit_: Exit | None, left: Path | None = None) -> None:
+        """Notes the worker's end; None: nobody saw it, since its holder went too.
+
+        Args:
+            left: the folder of its house, where it ended before this agent could follow it.
+        """
+        if left is not None:
+            self.state, self._log = self._account(ControlDirectory(left / holder.CONTROL)), left / holder.WORKER_LOG
         if exit_ is None:
             exit_ = Exit(code=-9, at=self._clock())
             if self.ending is None:
@@ -272,16 +282,16 @@ class Replica:
         self.leave_snapshot()
         self.update()
 
-    def _account(self, house: House) -> WorkerState | None:
+    def _account(self, control: ControlDirectory) -> WorkerState | None:
         """What the worker says; what it said before, where that cannot be read now."""
         try:
-            return house.control.state() or self.state
+            return control.state() or self.state
         except SnapshotError as error:
             log.warning("worker_state_unreadable", replica=self.id, cause=str(error))
             return self.state
 
     def _last_words(self) -> str:
-        line = last_line(self.house.log) if self.house else ""
+        line = last_line(self._log) if self._log else ""
         return f"; its log ends with: {line}" if line else ""
 
 

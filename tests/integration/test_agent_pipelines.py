@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.agent_host import POOL, MakeHost, criu_that, replica_of, toy_spec
 
+from dynamo_snapshot.agent.process import wait_pid
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
@@ -135,6 +136,23 @@ async def test_a_worker_that_crashes_while_it_serves_leaves_its_log(make_host: M
     victim = await host.replica("victim", ReplicaPhase.REGISTERED)
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGKILL)
+    exited = (await host.replica("victim", ReplicaPhase.EXITED)).exit
+    assert exited is not None
+    kept = host.runtime_dir / "logs" / f"failed-{POOL}.log"
+    assert exited.message == f"ended by signal 9; its log is kept: {kept}"
+    assert "registered" in kept.read_text()
+
+
+async def test_a_worker_that_crashes_while_no_agent_runs_leaves_its_log_to_the_next(make_host: MakeHost) -> None:
+    host = make_host()
+    host.start()
+    await host.outcome(await host.order(OrderKind.COLD_START, "victim"))
+    victim = await host.replica("victim", ReplicaPhase.REGISTERED)
+    assert victim.pid is not None
+    await host.stop(signal.SIGKILL)
+    os.kill(victim.pid, signal.SIGKILL)
+    await wait_pid(victim.pid)
+    host.start()
     exited = (await host.replica("victim", ReplicaPhase.EXITED)).exit
     assert exited is not None
     kept = host.runtime_dir / "logs" / f"failed-{POOL}.log"

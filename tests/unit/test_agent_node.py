@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.config import Agent
+from dynamo_snapshot.config import Gpu as GpuSettings
 from dynamo_snapshot.model import Order, OrderKind, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.store import SnapshotStore
@@ -50,3 +53,10 @@ def test_a_worker_is_told_who_it_is_and_how_long_it_may_drain(node: Node, way: W
     assert told.items() <= node.worker_environment(replica).items()
     node.note(replica, incarnation="another")
     assert node.release_environment(replica)["DYNAMO_SNAPSHOT_INCARNATION"] == "another"
+
+
+async def test_gpus_whose_processes_cannot_be_started_are_no_agents_end(tmp_path: Path) -> None:
+    gpus = Gpus(GpuSettings(), tmp_path / "no-such-folder", tmp_path / "segments", fake=True)
+    with capture_logs() as said:
+        await gpus.warm()
+    assert [line["event"] for line in said] == ["gpus_not_ready"]
