@@ -236,7 +236,18 @@ class Planner(Section):
     target_requests_per_replica: float = Field(
         4.0, gt=0, description="Queued and running requests that one replica should carry."
     )
-    scale_down_after_s: Seconds = Field(20.0, description="Lower need must be confirmed for this long.")
+    ttft_objective_s: Seconds | None = Field(
+        None,
+        description="Within it a request is to get its first token: sizes then follow predicted misses, and "
+        "target_requests_per_replica only until the engines' speed is known.",
+    )
+    itl_objective_s: Seconds | None = Field(None, description="Within it the next token is to follow.")
+    miss_cost_s: float = Field(
+        10.0, ge=0, description="GPU-seconds that one request outside its objective is worth: higher keeps more ready."
+    )
+    scale_down_after_s: Seconds | None = Field(
+        None, description="Lower need must be confirmed for this long; none: 4 with a ttft_objective_s, 20 without."
+    )
     headroom_replicas: int = Field(0, ge=0, description="Replicas kept beyond the need.")
     advisory: bool = Field(False, description="Decide and log, but change nothing.")
 

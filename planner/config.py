@@ -16,6 +16,8 @@ from planner.observation import Role
 PLUGIN_ID = "snapshot-scaling"
 PRIORITY = 1
 NEEDS = ("observations.fpm", "observations.workers")
+BY_COUNT_S, PREDICTED_S = (20.0, 5.0), (4.0, 1.0)
+"""How long a lower need must be confirmed, and the cool-down: requests in flight tell less than a record of demand."""
 BUILT_IN_TICK_S = 5
 """Dynamo's default for its load scaling."""
 NEVER_S = 10 * 365 * 24 * 3600
@@ -38,8 +40,8 @@ def planner_config(
     backend: str = "mocker",
     tick_s: float = 1.0,
     target_requests_per_replica: float = 4.0,
-    scale_down_after_s: float = 20.0,
-    cooldown_s: float = 5.0,
+    scale_down_after_s: float | None = None,
+    cooldown_s: float | None = None,
     headroom_replicas: int = 0,
     ttft_objective_s: float | None = None,
     itl_objective_s: float | None = None,
@@ -60,6 +62,8 @@ def planner_config(
         roles: bounds by role: ``decode`` (also aggregated workers), ``prefill``, or both.
         backend: ``vllm``, ``sglang``, ``trtllm`` or ``mocker``.
         tick_s: seconds between two decisions; may be below one.
+        scale_down_after_s, cooldown_s: seconds; None: 4 and 1 with a ``ttft_objective_s``, where misses are
+            predicted, 20 and 5 without.
         headroom_replicas: kept beyond what is needed; the policy's ``spare_replicas``.
         ttft_objective_s: seconds to the first token within which a request is in time; None: sizes follow
             ``target_requests_per_replica`` instead of predicted misses.
@@ -74,6 +78,7 @@ def planner_config(
     known = {Role(name): bounds for name, bounds in roles.items()}
     if not known:
         raise ValueError("roles is empty: name at least one of decode, prefill")
+    confirmed_s, apart_s = BY_COUNT_S if ttft_objective_s is None else PREDICTED_S
     mode = "disagg" if len(known) == 2 else "agg" if Role.DECODE in known else "prefill"
     options: dict[str, Any] = {
         "roles": {
@@ -81,8 +86,8 @@ def planner_config(
                 "min_replicas": bounds.min_replicas,
                 "max_replicas": bounds.max_replicas,
                 "target_requests_per_replica": target_requests_per_replica,
-                "scale_down_after_s": scale_down_after_s,
-                "cooldown_s": cooldown_s,
+                "scale_down_after_s": confirmed_s if scale_down_after_s is None else scale_down_after_s,
+                "cooldown_s": apart_s if cooldown_s is None else cooldown_s,
                 "spare_replicas": headroom_replicas,
                 "ttft_objective_s": ttft_objective_s,
                 "itl_objective_s": itl_objective_s,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_snapshot.agent.criu import find as find_criu
-from dynamo_snapshot.config import CapturePolicy, Fleet, ScalingPolicy
+from dynamo_snapshot.config import CapturePolicy, Fleet, Planner, ScalingPolicy
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import host, measures
 from dynamo_snapshot.local.demo_fleet import MODEL, DemoOptions, demo_fleet, demo_load
@@ -44,6 +44,14 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Objectives:
+    """What a request is to get. Seconds."""
+
+    ttft_s: float = 1.0
+    itl_s: float = 0.1
+
+
+@dataclass(frozen=True)
 class Contender:
     """One way to size the fleet, and to start its replicas."""
 
@@ -51,7 +59,7 @@ class Contender:
     policy: ScalingPolicy
     restores: bool = True
 
-    def applied(self, fleet: Fleet) -> Fleet:
+    def applied(self, fleet: Fleet, objectives: Objectives) -> Fleet:
         pool = fleet.pools[POOL]
         capture = CapturePolicy.FIRST_WORKER if self.restores else CapturePolicy.NEVER
         worker = pool.worker.model_copy(update={"command": (*pool.worker.command, *ENGINE_LIMITS)})
@@ -59,7 +67,9 @@ class Contender:
         return fleet.model_copy(
             update={
                 "pools": {POOL: pool.model_copy(update={"worker": worker, "snapshot": snapshot})},
-                "planner": fleet.planner.model_copy(update={"policy": self.policy}),
+                "planner": Planner(
+                    policy=self.policy, ttft_objective_s=objectives.ttft_s, itl_objective_s=objectives.itl_s
+                ),
             }
         )
 
@@ -70,14 +80,6 @@ CONTENDERS = (
     Contender("dynamo-throughput", ScalingPolicy.DYNAMO_THROUGHPUT),
     Contender("dynamo-latency, cold starts", ScalingPolicy.DYNAMO_LATENCY, restores=False),
 )
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """What a request is to get. Seconds."""
-
-    ttft_s: float = 1.0
-    itl_s: float = 0.1
 
 
 async def compare(options: DemoOptions, objectives: Objectives, contenders: Sequence[Contender], say: Say) -> Any:
@@ -100,7 +102,7 @@ async def compare(options: DemoOptions, objectives: Objectives, contenders: Sequ
 
 async def _run(options: DemoOptions, objectives: Objectives, contender: Contender, say: Say) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="dynamo-snapshot-bench-"))
-    fleet = contender.applied(demo_fleet(options, folder))
+    fleet = contender.applied(demo_fleet(options, folder), objectives)
     local = LocalFleet(fleet, say)
     generator = LoadGenerator(demo_load(options), Endpoint(local.frontend_url, MODEL))
     meter = LoadMeter(generator, lambda: local.supervisor.pid("frontend"))

@@ -75,7 +75,7 @@ def test_attainment_counts_every_request_that_was_sent(record: Record) -> None:
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
 def test_dynamo_takes_the_configuration_of_every_contender(contender: Contender, tmp_path: Path) -> None:
-    fleet = contender.applied(demo_fleet(DemoOptions(), tmp_path))
+    fleet = contender.applied(demo_fleet(DemoOptions(), tmp_path), Objectives(ttft_s=2.0, itl_s=0.1))
     assert fleet.pools["decode"].snapshot.capture is (
         CapturePolicy.FIRST_WORKER if contender.restores else CapturePolicy.NEVER
     )
@@ -83,6 +83,8 @@ def test_dynamo_takes_the_configuration_of_every_contender(contender: Contender,
     plugins = [entry.plugin_id for entry in read.plugin_registration.in_process_plugins]
     if contender.policy is ScalingPolicy.SNAPSHOT:
         assert plugins == ["snapshot-scaling"]
+        knobs = read.plugin_registration.in_process_plugins[0].kwargs["roles"]["decode"]
+        assert (knobs["ttft_objective_s"], knobs["itl_objective_s"], knobs["scale_down_after_s"]) == (2.0, 0.1, 4.0)
     else:
         assert plugins == []
         assert read.optimization_target == contender.policy.removeprefix("dynamo-")
