@@ -182,9 +182,15 @@ class HostHouses:
         await self.clear()
 
     async def _make_ahead(self, name: str) -> House:
-        path = self._ahead / name
-        house = await self._build(name, path, None)
-        (path / _MARKED).write_text(str(path))
+        path, house = self._ahead / name, None
+        try:
+            house = await self._build(name, path, None)
+            (path / _MARKED).write_text(str(path))
+        except OSError as error:  # such as a full disk: nobody waits for it, and it is tried again
+            if house is not None:
+                await house.holder.close()
+            await self._remove(path, None, house.process if house else None)
+            raise SnapshotError(Reason.HOLDER_FAILED, f"{path}: {error.strerror}") from error
         return house
 
     async def _discard(self, house: House) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass
+from pathlib import Path
 
+import pytest
 from virtual_time import run_virtually
 
+from dynamo_snapshot.agent import standby as standby_module
+from dynamo_snapshot.agent.house import STANDBY, HostHouses, House
 from dynamo_snapshot.agent.standby import REFILL_S, Standby
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -104,3 +109,31 @@ def test_what_cannot_be_made_is_tried_again_when_one_is_wanted() -> None:
         await standby.end()
 
     run_virtually(work())
+
+
+async def test_a_full_disk_leaves_no_half_a_house_and_others_are_made_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby_module, "REFILL_S", 0.0)
+    houses, begun = HostHouses(tmp_path, standby=1), asyncio.Queue[str]()
+
+    async def build(name: str, path: Path, cgroup: Path | None) -> House:
+        _half(path)
+        begun.put_nowait(name)
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(houses, "_build", build)
+    await houses.begin()
+    try:
+        async with asyncio.timeout(5):
+            for number in range(2):
+                await begun.get()
+                while any((tmp_path / STANDBY).iterdir()):  # noqa: ASYNC110  a task brings it about
+                    await asyncio.sleep(0.005)
+                houses.prepare(f"replica-{number}")
+    finally:
+        await houses.close()
+
+
+def _half(house: Path) -> None:
+    (house / "control").mkdir(parents=True)
