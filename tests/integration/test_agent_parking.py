@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -116,6 +117,29 @@ async def test_a_parked_worker_outlives_its_agent_and_is_woken_by_the_next(make_
     assert SnapshotStore(host.store_dir).in_use(snapshot), "its next agent keeps its snapshot for it as well"
     assert (await wake(host, "spare")).status is OrderStatus.DONE
     assert (await host.replica("spare", ReplicaPhase.REGISTERED)).pid == parked.pid
+
+
+@pytest.mark.parametrize("kind", [OrderKind.CANCEL, OrderKind.DRAIN, OrderKind.KILL])
+async def test_a_replica_can_be_ended_at_any_moment_of_its_wake(make_host: MakeHost, kind: OrderKind) -> None:
+    host = make_host()
+    host.start()
+    snapshot = await host.captured()
+    for number, delay in enumerate([0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.04]):
+        name = f"spare-{number}"
+        await park(host, name, snapshot)
+        woken = await host.order(OrderKind.WAKE, name)
+        await asyncio.sleep(delay)
+        stopped = await host.order(kind, name)
+        outcomes = [await host.outcome(order) for order in (woken, stopped)]
+        left = replica_of(await host.until(lambda r: r), name)
+        lives = left is not None and left.exit is None
+        assert lives == (name in host.houses() and kind is OrderKind.CANCEL), outcomes
+        if lives:  # it had registered by then
+            assert [outcome.reason for outcome in outcomes] == [None, Reason.CANCELLED]
+            await host.outcome(await host.order(OrderKind.KILL, name))
+        else:
+            assert outcomes[1].status is OrderStatus.DONE
+    await host.until(lambda r: [one.replica_id for one in r.replicas if one.exit is None] == ["source"])
 
 
 async def test_a_worker_that_does_not_know_how_to_park_is_ended(make_host: MakeHost) -> None:
