@@ -55,6 +55,12 @@ class Flow:
         return self.prompt_tokens / self.prompts if self.prompts else 0.0
 
     @property
+    def spread(self) -> float:
+        """Mean square of prompt tokens divided by their mean: the size of the prompt that one finds ahead of it."""
+        total = sum(self.sizes)
+        return max(self.prompt, sum(size * size for size in self.sizes) / total if total else 0.0)
+
+    @property
     def answer(self) -> float:
         """Mean tokens decoded for a request: the middle of the two bounds."""
         most, least = self.answer_tokens / self.answers, self.pressed_tokens / self.pressed_answers

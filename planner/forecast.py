@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.demand import Demand, Flow, infer
-from planner.history import History
+from planner.history import MIDDLE, History
 from planner.load import Load, Step
 from planner.observation import Observation, PoolView
 from planner.outlook import (
-    WAITING_POWER,
     Backlogs,
     Capacity,
     Choice,
@@ -40,16 +39,14 @@ KEPT_AFTER_START_S = 20.0
 SHARE_POWER = 0.0
 SEEN_LATE = 0.5
 """How many ticks after they came arrivals are seen on average: engines tell of a pass when it is over."""
-MOST_BUSY, MOST_WAITING = 0.7, 2.0
-"""Above this utilization, or so many prompts waiting on each replica, the pool as a whole is pressed."""
 MOST_HELD_S = 300.0
 """A replica that is not needed is kept as long as starting it anew would cost, but not for longer than this."""
 SLACK_PROMPTS = 1.0
 """How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
 LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
-LATE_PRIOR, LATE_WEIGHT, LATE_FADES_S = 0.3, 3.0, 1800.0
-"""What :attr:`Knowledge.late_share` is at first, what that weighs, and after how long the old counts 1/e."""
+WAITING_MOMENTS = 6
+"""Utilizations of the last so many times ten seconds tell how often a replica happens to be busy."""
 PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
@@ -69,15 +66,6 @@ class Knowledge:
     backlogs: tuple[float, ...] = ()
     """Prompt tokens that wait on each ready replica."""
     tick_s: float = 1.0
-    late: float = 0.0
-    """Share of replicas on which a request would have waited too long while the pool as a whole was not pressed,
-    and the squares of the utilization, both times seconds; see :class:`planner.outlook.Waiting`."""
-    busy: float = 0.0
-
-    @property
-    def late_share(self) -> float:
-        """What part of the squared utilization waits too long."""
-        return (self.late + LATE_PRIOR * LATE_WEIGHT) / (self.busy + LATE_WEIGHT)
 
     @property
     def lead_s(self) -> float:
@@ -129,7 +117,6 @@ def observe(
     load: Load,
     elapsed_s: float | None,
     longest_s: float,
-    ttft_s: float,
 ) -> Knowledge:
     """Returns what is known with this tick; after a gap longer than ``longest_s`` what came in it is unknown."""
     service = learn(knowledge.service, steps)
@@ -146,31 +133,15 @@ def observe(
     if load.complete or demand.tokens > 0:
         history = history.add(elapsed_s, demand.tokens, demand.requests)
     tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
-    knowledge = replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
-    return _noting_late(knowledge, steps, ttft_s, elapsed_s)
+    return replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
 
 
-def _noting_late(knowledge: Knowledge, steps: Sequence[Step], ttft_s: float, elapsed_s: float) -> Knowledge:
-    prompt, per_token = knowledge.flow.prompt, knowledge.service.second_per_token
-    if not prompt or not steps:
-        return knowledge
-    busy = knowledge.history.now.middle**2 * per_token / len(steps)
-    slack = _slack_s(knowledge, ttft_s) / per_token
-    if not 0 < busy <= MOST_BUSY or knowledge.demand.waiting_tokens > slack / 2 * len(steps):
-        return knowledge
-    late = 0
-    for _, sample, _ in steps:
-        ahead = sample.queued_tokens or 0.0
-        if sample.prefill_tokens:
-            # A prompt that comes in pieces is expected to go on for as long as it has.
-            ahead += sample.prefill_kv_tokens or 0.0
-        late += ahead > slack
-    keep = LATE_FADES_S / (LATE_FADES_S + elapsed_s)
-    return replace(
-        knowledge,
-        late=knowledge.late * keep + late / len(steps) * elapsed_s,
-        busy=knowledge.busy * keep + busy**WAITING_POWER * elapsed_s,
-    )
+def _waiting(knowledge: Knowledge, slack_s: float, share: float) -> Waiting:
+    history, flow, per_token = knowledge.history, knowledge.flow, knowledge.service.second_per_token
+    recent = (history.now, *history.moments[-MIDDLE : -MIDDLE * WAITING_MOMENTS : -MIDDLE])
+    rates = [moment.middle**2 for moment in recent]
+    moments = tuple((rate / flow.prompt, rate * per_token) for rate in rates)
+    return Waiting(moments, slack_s, flow.spread * per_token, share) if moments else Waiting()
 
 
 def _slack_s(knowledge: Knowledge, ttft_s: float) -> float:
@@ -220,8 +191,7 @@ def look_ahead(
     def start_cost(size: int) -> float:
         return change_cost(size - there) / kept_s if size > there else 0.0
 
-    steady = history.now.long**2
-    waiting = Waiting(steady / flow.prompt, steady * per_token, knowledge.late_share)
+    waiting = _waiting(knowledge, slack_s, capacity.share)
     rise: tuple[Choice, ...] = ()
     keep = 0
     unseen_s = SEEN_LATE * tick_s

@@ -22,9 +22,6 @@ MOST_FUTURES = 96
 """So many with demand in them are worked out; of more, every second or third."""
 
 
-WAITING_POWER = 3.0
-
-
 class Future(NamedTuple):
     """What may come: ``needs`` replicas (a fraction counts as not enough), for ``requests`` a second."""
 
@@ -197,21 +194,33 @@ class Choice(NamedTuple):
 class Waiting:
     """Requests that wait too long because their replica happens to be busy, though the pool as a whole is not.
 
-    It is rare where replicas are mostly idle and grows steeply: a share that is learnt of the third power of the
-    utilization (fitted: 2.2 where few prompts are very long, to 4 where they are alike).
+    What waits on one replica is exponential in the tail, the steeper the less it is utilized and the more alike
+    prompts are: heavy traffic of a queue with one server (Kingman). The utilization is that of ten seconds.
     """
 
-    rate: float = 0.0
-    """Requests a second."""
-    work: float = 0.0
-    """Seconds of prefill a second: the utilization of a single replica."""
-    share: float = 0.0
+    moments: tuple[tuple[float, float], ...] = ()
+    """Requests a second, and seconds of prefill a second, at some moments of the last minute."""
+    slack_s: float = 0.0
+    size_s: float = 1.0
+    """Mean square of a prompt's seconds, divided by their mean."""
+    share: float = 1.0
+    """As in :class:`Capacity`."""
 
     def misses(self, replicas: int) -> float:
         """Requests a second that miss their objective so."""
-        busy = min(1.0, self.work / replicas) if replicas else 0.0
-        late: float = self.share * busy**WAITING_POWER
-        return self.rate * min(1.0, late)
+        if not replicas or not self.moments:
+            return 0.0
+        total = 0.0
+        for rate, work in self.moments:
+            total += rate * late(work / (replicas * self.share), self.slack_s / self.size_s)
+        return total / len(self.moments)
+
+
+def late(busy: float, prompts: float) -> float:
+    """The share of requests that wait for longer than ``prompts`` prompts take, on replicas ``busy`` so much."""
+    if busy <= 0:
+        return 0.0
+    return busy * math.exp(-(1 / busy - 1) * prompts) if busy < 1 else 1.0
 
 
 def candidates(

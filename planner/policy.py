@@ -142,7 +142,6 @@ class LoadPolicy:
             load,
             elapsed_s,
             self.stale_after_s,
-            self.ttft_objective_s or math.inf,
         )
         memory = replace(memory, seen=MappingProxyType(seen), knowledge=knowledge)
         memory = self._noting_limit(memory, observation.pool, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -223,8 +224,9 @@ def test_a_new_replica_is_flooded_where_many_requests_are_decoding() -> None:
 
 
 def test_waiting_behind_single_prompts_grows_steeply_with_utilization() -> None:
-    waiting = Waiting(rate=5.0, work=1.2, share=0.5)
-    assert waiting.misses(2) > 4 * waiting.misses(4) > 0
+    waiting = Waiting(((5.0, 1.2), (0.0, 0.0)), slack_s=1.0, size_s=0.4)
+    assert 5.0 / 2 == waiting.misses(1) > waiting.misses(2) > 4 * waiting.misses(4) > 0
+    assert replace(waiting, size_s=0.8).misses(4) > 4 * waiting.misses(4), "unequal prompts block longer"
     assert Waiting().misses(3) == 0
 
 
