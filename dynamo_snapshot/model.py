@@ -44,6 +44,7 @@ class Reason(StrEnum):
     DISK_FULL = "disk_full"
     DISK_FAILED = "disk_failed"
     RUNTIME_DIR_IN_USE = "runtime_dir_in_use"
+    FILE_IN_USE = "file_in_use"
     STATE_CORRUPT = "state_corrupt"
     # orders
     DEADLINE_EXCEEDED = "deadline_exceeded"

@@ -52,6 +52,10 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Another process of this project works in the runtime folder; nothing was started.",
         "Stop that one, or name another folder: `agent.runtime_dir`, or --runtime-dir.",
     ),
+    Reason.FILE_IN_USE: Explanation(
+        "Another process adds to the file that a command was to fill; nothing was started and nothing lost.",
+        "Wait until that one is done, end it, or name another file with --json.",
+    ),
     Reason.STATE_CORRUPT: Explanation(
         "A file that the fleet's parts keep their state in cannot be understood.",
         "Run one version of this project on a host. The message names the file, and what it costs to remove it.",

@@ -149,37 +149,35 @@ def bench(
 ) -> None:
     """Run every policy with every setting of its sweep on the published traces, and say who beats whom.
 
-    What is done is saved as it goes: Ctrl-C, and the same command goes on where it was.
+    What is done is saved as it goes: after Ctrl-C or SIGTERM the same command goes on where it was.
     """
     from rich.console import Console
 
     from dynamo_snapshot.cli.results import require_writable
-    from dynamo_snapshot.cli.running import INTERRUPTED, shown, usable_processors
+    from dynamo_snapshot.cli.running import ending, shown, usable_processors
     from dynamo_snapshot.local.host import environment
     from dynamo_snapshot.replay.comparison.bench import Bench
     from dynamo_snapshot.replay.comparison.matrix import Matrix
     from dynamo_snapshot.replay.comparison.overview_plot import overview
     from dynamo_snapshot.replay.comparison.settings import setting_of
     from dynamo_snapshot.replay.comparison.sources import require, study_sources
+    from dynamo_snapshot.replay.comparison.store import held
     from dynamo_snapshot.replay.policies import catalog
 
-    require_writable(json_file, plot)
     console = Console()
     sources = study_sources(folder, traces)
-    require(sources, half)
-    settings = {source.name: setting_of(source) for source in sources}
-    matrix = Matrix(sources, half, policies or catalog.names(), seeds, settings)
-    run = Bench(matrix, json_file, again=again, environment=environment())
-    if run.dropped:
-        console.print(f"{run.dropped} rows were made with other settings and are run anew", style="yellow")
-    if run.stale:
-        console.print(f"{run.stale} rows were made by other code; --again runs them anew", style="yellow")
-    try:
-        with shown(console) as tell:
+    require_writable(plot)
+    with held(json_file):
+        require(sources, half)
+        settings = {source.name: setting_of(source) for source in sources}
+        matrix = Matrix(sources, half, policies or catalog.names(), seeds, settings)
+        run = Bench(matrix, json_file, again=again, environment=environment())
+        if run.dropped:
+            console.print(f"{run.dropped} rows were made with other settings and are run anew", style="yellow")
+        if run.stale:
+            console.print(f"{run.stale} rows were made by other code; --again runs them anew", style="yellow")
+        with ending(console, f"{json_file} holds what is done"), shown(console) as tell:
             run.run(jobs or usable_processors(), tell)
-    except KeyboardInterrupt:
-        console.print(f"interrupted; {json_file} holds what is done", style="dim", highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
     rows = [row for row in run.rows if row.half == half]
     if plot is not None:
         plot.write_text(overview(rows, f"Scaling policies, {half} halves"), encoding="utf-8")

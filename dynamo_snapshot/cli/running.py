@@ -1,12 +1,13 @@
-"""Simulations on a terminal: how far they are, how many processes they take, and a clean Ctrl-C."""
+"""Simulations on a terminal: how far they are, how many processes they take, and a clean end when asked for one."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def usable_processors() -> int:
@@ -27,15 +29,34 @@ def usable_processors() -> int:
 
 
 def simulated(console: Console, runs: Sequence[Run], jobs: int | None) -> list[Lane]:
-    """Carries out ``runs``; Ctrl-C ends the command with status 130 and nothing left running."""
+    """Carries out ``runs``; see :func:`ending` for Ctrl-C and SIGTERM."""
     from dynamo_snapshot.replay.comparison.conduct import conduct
 
+    with ending(console, "nothing was written"), shown(console) as tell:
+        return list(conduct(runs, jobs or usable_processors(), tell))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came; whoever cleans up after Ctrl-C does so here."""
+
+
+@contextmanager
+def ending(console: Console, left: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM unwind what is inside, say what is ``left`` and end the command as shells expect it."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        with shown(console) as tell:
-            return list(conduct(runs, jobs or usable_processors(), tell))
-    except KeyboardInterrupt:
-        console.print("interrupted; nothing was written", style="dim")
-        raise typer.Exit(INTERRUPTED) from None
+        yield
+    except KeyboardInterrupt as interrupt:
+        console.print(f"interrupted; {left}", style="dim", highlight=False, soft_wrap=True)
+        raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    # A second one must not end the saving that the first one began.
+    signal.signal(number, signal.SIG_IGN)
+    raise _Terminated
 
 
 def note_engines(console: Console, settings: Mapping[str, Setting]) -> None:

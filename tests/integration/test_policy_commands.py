@@ -17,6 +17,8 @@ COMMAND = [sys.executable, "-m", "dynamo_snapshot.cli.main"]
 ENDLESS = ("replay", "--policy", "hpa", "--seeds", "100000", "--jobs", "2")
 SIMULATING = 20
 """Clock ticks after which a process has its modules and works."""
+SIMULATED = 200
+"""Clock ticks after which a process has done runs of a small trace."""
 AZURE = "AzureLLMInferenceTrace_code.csv"
 
 
@@ -109,24 +111,25 @@ def test_what_is_wrong_is_said_in_a_sentence_with_a_remedy(
     assert list(tmp_path.iterdir()) == []
 
 
-def start(*arguments: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """A command whose processes simulate; they are two, and the one that Python keeps beside them."""
+def start(*arguments: str, ticks: int = SIMULATING) -> tuple[subprocess.Popen[str], list[int]]:
+    """A command whose processes have simulated; they are two, and the one that Python keeps beside them."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 60
-    while sum(used(child) > SIMULATING for child in children(process.pid)) < 2:
+    while sum(used(child) > ticks for child in children(process.pid)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)  # nothing tells of processor time
     return process, children(process.pid)
 
 
-def test_ctrl_c_ends_a_comparison_and_all_its_processes_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_a_comparison_and_all_its_processes_at_once(tmp_path: Path, number: int) -> None:
     process, helpers = start(*ENDLESS, "--json", str(tmp_path / "result.json"))
     began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=10)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert time.monotonic() - began < 5
     assert "interrupted" in output
     assert "Traceback" not in output + errors
@@ -141,11 +144,19 @@ def test_processes_do_not_outlive_a_killed_comparison() -> None:
     assert end(helpers)
 
 
-def test_the_matrix_goes_on_where_it_was_and_leaves_table_and_plot(tmp_path: Path) -> None:
+@pytest.fixture
+def small_trace(tmp_path: Path) -> str:
+    """A folder with one of the study's traces: a minute of it."""
     lines = [f"2023-11-16 18:17:{second:02d}.0000000,2000,10" for second in range(0, 60, 2)]
-    (tmp_path / AZURE).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(lines) + "\n")
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / AZURE).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(lines) + "\n")
+    return str(folder)
+
+
+def test_the_matrix_goes_on_where_it_was_and_leaves_table_and_plot(tmp_path: Path, small_trace: str) -> None:
     table, plot = tmp_path / "policy.json", tmp_path / "policy.svg"
-    arguments = ("policy", "bench", str(tmp_path), "--trace", "azure-code", "--seeds", "2", "--json", str(table))
+    arguments = ("policy", "bench", small_trace, "--trace", "azure-code", "--seeds", "2", "--json", str(table))
     done = run(*arguments, "--policy", "static")
     assert done.returncode == 0, done.stderr
     before = json.loads(table.read_text())["rows"]
@@ -158,6 +169,29 @@ def test_the_matrix_goes_on_where_it_was_and_leaves_table_and_plot(tmp_path: Pat
     assert {row["half"] for row in after["rows"]} == {"first"}
     assert {verdict["knob"] for verdict in after["verdicts"]} >= {"miss_cost_s=1", "miss_cost_s=10", "miss_cost_s=100"}
     assert plot.read_text().startswith("<svg ")
+
+
+def test_a_table_that_is_being_filled_is_refused_to_others_and_sigterm_keeps_what_is_done(
+    tmp_path: Path, small_trace: str
+) -> None:
+    table = tmp_path / "policy.json"
+    arguments = ("policy", "bench", small_trace, "--trace", "azure-code", "--json", str(table))
+    process, helpers = start(*arguments, "--policy", "snapshot", "--seeds", "300", "--jobs", "2", ticks=SIMULATED)
+    refused = run(*arguments, "--policy", "static")
+    assert refused.returncode == 1
+    assert f"policy.json is being filled by process {process.pid} [file_in_use]" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    os.killpg(process.pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"interrupted; {table} holds what is done" in output
+    assert "Traceback" not in output + errors
+    assert end(helpers)
+    kept = json.loads(table.read_text())["rows"]
+    assert {row["policy"] for row in kept} == {"snapshot"}
+    done = run(*arguments, "--policy", "static")
+    assert done.returncode == 0, done.stderr
+    assert [row for row in json.loads(table.read_text())["rows"] if row["policy"] == "snapshot"] == kept
 
 
 def test_tuning_ends_in_a_recommendation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from support.comparison import row
 
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.bench import Bench
 from dynamo_snapshot.replay.comparison.conduct import Progress
 from dynamo_snapshot.replay.comparison.halves import Half
@@ -25,7 +27,7 @@ from dynamo_snapshot.replay.comparison.matrix import (
 from dynamo_snapshot.replay.comparison.rows import Start
 from dynamo_snapshot.replay.comparison.runs import NO_START, Run
 from dynamo_snapshot.replay.comparison.sources import Source
-from dynamo_snapshot.replay.comparison.store import read_table
+from dynamo_snapshot.replay.comparison.store import held, read_table
 from dynamo_snapshot.replay.policies import catalog
 from dynamo_snapshot.replay.simulation.setting import Setting
 
@@ -175,6 +177,24 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: str) -> Non
     file.write_text(content)
     with pytest.raises(SnapshotError, match="is no table of a comparison"):
         read_table(file)
+
+
+def test_a_table_is_one_processs_until_it_is_done_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    with held(file):
+        with pytest.raises(SnapshotError, match=rf"is being filled by process {os.getpid()} ") as refused, held(file):
+            pass
+        with held(tmp_path / "other.json"):
+            pass
+    assert refused.value.reason is Reason.FILE_IN_USE
+    with held(file):
+        pass
+
+
+def test_a_table_whose_lock_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="cannot be written") as refused, held(tmp_path / "nowhere" / "policy.json"):
+        pass
+    assert refused.value.reason is Reason.CONFIGURATION_INVALID
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:

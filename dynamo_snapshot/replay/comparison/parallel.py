@@ -47,8 +47,9 @@ def _on_processes(
     others = set(multiprocessing.active_children())
     done = False
     try:
-        # Blocked while the processes are started, so they inherit that: Ctrl-C reaches this process alone.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Blocked while the processes are started, so they inherit that: a Ctrl-C, or a SIGTERM to the whole group,
+        # reaches this process alone, which ends them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             futures = {executor.submit(_guarded, do, piece): piece for piece in pieces}
         finally:

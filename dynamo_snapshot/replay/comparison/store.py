@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from dynamo_snapshot.durable import replace_synced
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.rows import Row
+from dynamo_snapshot.snapshots.locks import try_exclusive
 
 DIGITS = 6
 
@@ -24,6 +27,40 @@ class Table:
 
     rows: tuple[Row, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Keeps ``file`` to this process: of two that add rows to one table, the later one would drop the other's.
+
+    The lock is a file beside it, which stays; what it locks ends with the process, however that ends.
+
+    Raises:
+        SnapshotError: ``file_in_use`` naming the process that has it; ``configuration_invalid`` where nothing
+            can be written beside it.
+    """
+    # Beside the table, which is replaced as a whole.
+    lock_file = file.with_name(f".{file.name}.lock")
+    try:
+        lock = try_exclusive(lock_file)
+        if lock is None:
+            holder = lock_file.read_text().strip() or "unknown"
+            raise SnapshotError(
+                Reason.FILE_IN_USE,
+                f"{file} is being filled by process {holder}",
+                "Wait until that one is done, end it, or name another table with --json.",
+            )
+    except OSError as error:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"{file} cannot be written: {lock_file}: {error.strerror}",
+            "Name a file in a folder that may be written.",
+        ) from error
+    try:
+        lock_file.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()
 
 
 def read_table(file: Path) -> Table:
