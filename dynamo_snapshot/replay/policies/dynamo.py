@@ -14,8 +14,10 @@ forward-pass-metrics subscriber and its traffic source would have told. Its rule
   divided by the rate at which one engine keeps the objectives, rounded up; at most 8 replicas at a time.
   With ``load`` the load rules run as well, above what throughput asks for.
 
-Under the target ``sla`` its estimator breaks ties at random, so two equal runs may differ by a fraction of a
-percent, and it is given a profile of the engine before it starts, as deployments are profiled for it.
+Under the target ``sla`` it is given a profile of the engine before it starts, as deployments are profiled for it.
+Equal runs may then differ, in one process too, by more than a point of attainment: after the very same calls its
+estimator (``RustForwardPassPerfModel``, compiled) has answered the same question with 19.81 and 19.83 ms. Why is
+not known.
 Needs ai-dynamo (``pip install 'dynamo-snapshot[dynamo]'``).
 """
 
