@@ -41,7 +41,7 @@ def replay(
             "--start",
             metavar="MODEL",
             help="How long replicas take to serve: restore-2s, cold-45s, 'restore(2,cold=45,failures=0.02)'; "
-            "may be repeated.",
+            "may be repeated. Without any, restore-2s and cold-45s.",
         ),
     ] = None,
     half: Annotated[Half, typer.Option(help="Which part of each trace.")] = Half.WHOLE,

@@ -46,7 +46,7 @@ def read_trace(path: Path, origin: str | None = None) -> tuple[TraceRequest, ...
     try:
         files = sorted(one for one in path.iterdir() if _is_segment(one)) if path.is_dir() else [path]
     except OSError as error:
-        raise _invalid(f"{path}: cannot be read: {error}") from error
+        raise _invalid(f"{path}: cannot be read: {error.strerror}") from error
     requests: list[Stamped] = []
     begin: float | None = None
     for file in files:
@@ -60,7 +60,7 @@ def read_trace(path: Path, origin: str | None = None) -> tuple[TraceRequest, ...
         except ValueError as error:
             raise _invalid(f"{file}: {origin} is not a time as this trace writes them: {error}") from error
     if not requests:
-        raise _invalid(f"{path}: holds no request")
+        raise _invalid(f"{path}: holds no {'request' if files else '*.jsonl or *.jsonl.gz'}")
     requests.sort(key=lambda request: request.seconds)
     begin = requests[0].seconds if begin is None else begin
     return tuple(
@@ -109,7 +109,8 @@ def _lines(path: Path) -> Sequence[str]:
             data = gzip.decompress(data)
         return data.decode("utf-8-sig").splitlines()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise _invalid(f"{path}: cannot be read: {error}") from error
+        cause = getattr(error, "strerror", None) or error
+        raise _invalid(f"{path}: cannot be read: {cause}") from error
 
 
 def _is_segment(path: Path) -> bool:

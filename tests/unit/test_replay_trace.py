@@ -158,8 +158,14 @@ def test_wrong_lines_are_named(tmp_path: Path, name: str, text: str, where: str)
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match=r"nowhere\.csv: cannot be read"):
+    with pytest.raises(SnapshotError, match=r"nowhere\.csv: cannot be read: No such file or directory "):
         read_trace(tmp_path / "nowhere.csv")
+
+
+def test_a_folder_without_segments_is_named_as_that(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(AZURE)
+    with pytest.raises(SnapshotError, match=r"holds no \*\.jsonl or \*\.jsonl\.gz "):
+        read_trace(tmp_path)
 
 
 def test_the_bundled_trace_is_the_spike_after_a_silence_with_its_attribution() -> None:
