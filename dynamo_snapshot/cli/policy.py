@@ -27,7 +27,11 @@ def policy() -> None:
 @app.command("explain")
 def explain(
     log_file: Annotated[
-        Path, typer.Argument(metavar="DECISIONS.jsonl", help="The decision log of the planner plugin.")
+        Path,
+        typer.Argument(
+            metavar="DECISIONS.jsonl",
+            help="The planner plugin's decision log; with `up`, decisions.jsonl in the runtime folder.",
+        ),
     ],
     at: Annotated[
         str | None,
@@ -37,13 +41,12 @@ def explain(
     last: Annotated[int, typer.Option(min=0, help="How many changes before that moment to list.")] = 5,
 ) -> None:
     """Say in plain sentences why a pool was the size it was at a moment; without --at, at the last decision."""
-    from rich.console import Console
-
+    from dynamo_snapshot.cli.running import output
     from dynamo_snapshot.replay.decisions.log import moment, of_role, read_log
     from dynamo_snapshot.replay.decisions.sentences import changes, clock
     from dynamo_snapshot.replay.decisions.sentences import explain as sentences
 
-    console = Console(highlight=False)
+    console = output()
     log = read_log(log_file)
     decisions = of_role(log.decisions, pool)
     when = moment(at, decisions)
@@ -96,10 +99,8 @@ def tune(
     Without --knob, miss_cost_s is swept: what a request outside its objective is worth, in GPU-seconds. Fleets of
     constant size are simulated beside it.
     """
-    from rich.console import Console
-
     from dynamo_snapshot.cli.replay import print_scene
-    from dynamo_snapshot.cli.running import note_engines, simulated
+    from dynamo_snapshot.cli.running import note_engines, output, simulated
     from dynamo_snapshot.replay.comparison.advice import Wish, advise
     from dynamo_snapshot.replay.comparison.frontier import frontier
     from dynamo_snapshot.replay.comparison.matrix import swept
@@ -109,7 +110,7 @@ def tune(
     from dynamo_snapshot.replay.comparison.sources import named_sources, require
     from dynamo_snapshot.replay.comparison.verdict import points
 
-    console = Console()
+    console = output()
     sources = named_sources(traces or ())
     require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
@@ -123,7 +124,7 @@ def tune(
         there = points(members)
         print_scene(console, str(scene), [*frontier(point for point in there if point.policy == OURS)])
         advice = advise(there, wish, settings[scene.trace].ttft_objective_s)
-        console.print(advice.sentence, style="bold", highlight=False)
+        console.print(advice.sentence, style="bold")
         console.print()
 
 
@@ -151,10 +152,8 @@ def bench(
 
     What is done is saved as it goes: after Ctrl-C or SIGTERM the same command goes on where it was.
     """
-    from rich.console import Console
-
     from dynamo_snapshot.cli.results import require_writable
-    from dynamo_snapshot.cli.running import ending, shown, usable_processors
+    from dynamo_snapshot.cli.running import ending, output, shown, usable_processors
     from dynamo_snapshot.local.host import environment
     from dynamo_snapshot.replay.comparison.bench import Bench
     from dynamo_snapshot.replay.comparison.matrix import Matrix
@@ -164,7 +163,7 @@ def bench(
     from dynamo_snapshot.replay.comparison.store import held
     from dynamo_snapshot.replay.policies import catalog
 
-    console = Console()
+    console = output()
     sources = study_sources(folder, traces)
     require_writable(plot)
     with held(json_file):
@@ -191,8 +190,8 @@ def _print_verdicts(console: Console, rows: Sequence[Row]) -> None:
     found = verdicts(rows)
     counts = unbeaten(found)
     for scene in counts:
-        console.print(scene_sentence(scene, counts), style="bold", highlight=False)
+        console.print(scene_sentence(scene, counts), style="bold")
         for verdict in found:
             if verdict.scene == scene:
                 mark, style = ("✓", "green") if verdict.stands else ("✗", "red")
-                console.print(f"  {mark} {verdict_sentence(verdict)}", style=style, highlight=False)
+                console.print(f"  {mark} {verdict_sentence(verdict)}", style=style)

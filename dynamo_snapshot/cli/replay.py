@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dynamo_snapshot.replay.comparison.verdict import Point
 
 DEFAULT_STARTS = ("restore-2s", "cold-45s")
+LEAST_NAME = 12
+FIGURES = 92
+"""Columns that a table takes beside the policies' names, so that no figure is broken."""
 
 
 def replay(
@@ -65,17 +68,15 @@ def replay(
     dynamo-load, dynamo-throughput, knative-kpa, hpa, hpa-gpu, keda, ray-serve, llm-d, and clairvoyant, which
     knows the future and shows what is possible at most.
     """
-    from rich.console import Console
-
     from dynamo_snapshot.cli.results import require_writable
-    from dynamo_snapshot.cli.running import note_engines, simulated
+    from dynamo_snapshot.cli.running import note_engines, output, simulated
     from dynamo_snapshot.replay.comparison.runs import runs
     from dynamo_snapshot.replay.comparison.settings import changed, setting_of
     from dynamo_snapshot.replay.comparison.sources import named_sources, require
     from dynamo_snapshot.replay.policies import catalog
 
     require_writable(json_file, html_file)
-    console = Console()
+    console = output()
     sources = named_sources(traces or ())
     require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
@@ -103,7 +104,7 @@ def print_scenes(console: Console, rows: Sequence[Row]) -> None:
     for scene, members in scenes(rows).items():
         print_scene(console, str(scene), ordered(members))
         for verdict in verdicts(members):
-            console.print(verdict_sentence(verdict), style="green" if verdict.stands else "yellow", highlight=False)
+            console.print(verdict_sentence(verdict), style="green" if verdict.stands else "yellow")
         console.print()
 
 
@@ -114,8 +115,12 @@ def print_scene(console: Console, title: str, points: Sequence[Point]) -> None:
     from dynamo_snapshot.replay.comparison.rows import OURS
     from dynamo_snapshot.replay.comparison.table import HEADER, cells
 
-    columns = [Column(name, justify="left" if index < 2 else "right") for index, name in enumerate(HEADER)]
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    # Folded where the terminal is narrow: a policy's name that is cut tells nothing.
+    longest = max((len(point.name) for point in points), default=0)
+    name_width = min(longest, max(LEAST_NAME, console.width - FIGURES))
+    columns = [Column(HEADER[0], width=name_width, overflow="fold"), Column(HEADER[1], no_wrap=True)]
+    columns += [Column(name, justify="right", overflow="fold") for name in HEADER[2:]]
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True)
     for point in points:
         table.add_row(*cells(point), style="bold" if point.policy == OURS else None)
     console.print(table)

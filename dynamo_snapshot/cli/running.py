@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from dynamo_snapshot.replay.simulation.setting import Setting
 
 LINE_EVERY_S = 10.0
+EDGELESS = 1000
+"""Columns of a file or a pipe: no line of a table or a sentence is as long."""
 INTERRUPTED = 130
 TERMINATED = 143
+
+
+def output() -> Console:
+    """The console of these commands: what goes to a file or a pipe is neither cut nor broken."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=EDGELESS)
 
 
 def usable_processors() -> int:
@@ -47,7 +57,7 @@ def ending(console: Console, left: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        console.print(f"interrupted; {left}", style="dim", highlight=False, soft_wrap=True)
+        console.print(f"interrupted; {left}", style="dim", soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -68,7 +78,7 @@ def note_engines(console: Console, settings: Mapping[str, Setting]) -> None:
         text = (
             "replicas as fast as the mocker's default engine are assumed; say otherwise with --setting engine.speed=N"
         )
-        console.print(f"{', '.join(assumed)}: {text}", style="dim", highlight=False)
+        console.print(f"{', '.join(assumed)}: {text}", style="dim")
 
 
 @contextmanager
@@ -99,7 +109,7 @@ class _Lines:
             return
         self._told_at = time.monotonic()
         text = f"{progress.done} of {progress.total} runs, {left(progress.left_s)}"
-        self._console.print(text, style="dim", highlight=False)
+        self._console.print(text, style="dim")
 
 
 def left(seconds: float | None) -> str:

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dynamo_snapshot.replay", description="Replay a request trace.")
     parser.add_argument("--url", required=True, help="the frontend's root, such as http://127.0.0.1:8000")
     parser.add_argument("--model", required=True, help="the model's name, as the frontend lists it")
-    parser.add_argument("--trace", type=Path, help="an Azure CSV or a Mooncake .jsonl; default: the bundled excerpt")
+    parser.add_argument("--trace", type=Path, help="any that `dynamo-snapshot replay` reads; default: bundled")
     parser.add_argument("--start", type=float, default=0.0, help="first second of the trace to replay")
     parser.add_argument("--end", type=float, default=math.inf, help="second of the trace to stop before")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times as fast as the trace")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 from support.comparison import row
 
+from dynamo_snapshot.cli.replay import print_scene
 from dynamo_snapshot.replay.comparison.advice import Wish, advise
 from dynamo_snapshot.replay.comparison.frontier_plot import frontier_plot
 from dynamo_snapshot.replay.comparison.lanes import Lane, Size
@@ -146,6 +149,17 @@ def test_the_table_has_ours_first_the_ceiling_last_and_every_column() -> None:
     assert {len(line) for line in lines} == {len(HEADER)}
     assert lines[0][2].startswith("97.5 ± ")
     assert lines[1][2] == "99.0 %"
+
+
+@pytest.mark.parametrize("width", [80, 1000])
+def test_no_name_and_no_figure_is_cut_in_a_narrow_terminal(width: int) -> None:
+    text = io.StringIO()
+    name = "ray-serve(target_ongoing_requests=0.5c,downscale_delay_s=60)"
+    rows = [row(name, 0.5, 3, scalings=1234), row(name, 0.7, 3.4, seed=1, scalings=1234)]
+    print_scene(Console(file=text, width=width), "scene", points(rows))
+    _, *lines = text.getvalue().splitlines()
+    assert "".join(line.split(" ")[0] for line in lines) == f"policy{name}"
+    assert all(figure in text.getvalue() for figure in ("restore-2s", "3.20 ±", "2.54", "1234"))
 
 
 def test_a_request_that_never_had_a_token_is_told_as_that() -> None:

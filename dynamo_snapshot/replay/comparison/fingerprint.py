@@ -14,7 +14,7 @@ _SIMULATION = ("dynamo_snapshot.replay.simulation", "dynamo_snapshot.replay.poli
 
 @cache
 def code_of(policy: str) -> str:
-    """A short digest of all sources that a run of ``policy`` (a family) depends on."""
+    """A short digest of the sources that decide what ``policy`` (a family) comes to, Dynamo's own not included."""
     return _digest((*_SIMULATION, "planner") if policy == OURS else _SIMULATION)
 
 

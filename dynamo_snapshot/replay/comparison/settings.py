@@ -42,9 +42,11 @@ def changed(setting: Setting, changes: Sequence[str]) -> Setting:
     try:
         return msgspec.convert(values, Setting, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
+        # msgspec names the field at the end, as a path: `$.engine.speed`.
+        message, _, place = str(error).partition(" - at `$.")
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
-            f"--setting {' '.join(changes)}: {error}",
+            f"--setting {place.rstrip('`') or ' '.join(changes)}: {message}",
             _known(msgspec.to_builtins(setting)),
         ) from error
 
