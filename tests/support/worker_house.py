@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,9 +44,24 @@ def state_of(control: Path) -> dict[str, Any]:
 
 def release(control: Path, incarnation: str, env: Mapping[str, str | None], *, park: bool = False) -> float:
     """Does what an agent does, and returns when."""
-    _write(control, "restore-context.json", json.dumps({"env": dict(env), "incarnation": incarnation, "park": park}))
+    # A port of its own: clones that look for one at the same time may find the same.
+    own = {"DYN_TCP_RPC_PORT": str(_port()), **env}
+    _write(control, "restore-context.json", json.dumps({"env": own, "incarnation": incarnation, "park": park}))
     _write(control, "restore-complete", f"incarnation={incarnation}\n")
     return time.time()
+
+
+_ports = itertools.cycle(random.sample(range(10_000, 20_000), 10_000))
+"""Below those that connections are given, and beside those that agents give."""
+
+
+def _port() -> int:
+    """A port nobody listens on."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 def wake(control: Path, incarnation: str) -> float:
