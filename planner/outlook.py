@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from planner.history import BIN_S, Alike, History
 
+STEEP = 1.3
+"""How much faster waiting falls off than behind one server: routers choose among several (fitted: 1 to 2)."""
 MOST_FUTURES = 96
 """So many with demand in them are worked out; of more, every second or third."""
 
@@ -220,7 +222,7 @@ def late(busy: float, prompts: float) -> float:
     """The share of requests that wait for longer than ``prompts`` prompts take, on replicas ``busy`` so much."""
     if busy <= 0:
         return 0.0
-    return busy * math.exp(-(1 / busy - 1) * prompts) if busy < 1 else 1.0
+    return busy * math.exp(-(1 / busy - 1) * prompts * STEEP) if busy < 1 else 1.0
 
 
 def candidates(

@@ -17,7 +17,9 @@ Rules around that, in the order in which they apply:
 4. Unknown is not zero: an observation with anything missing, stale or unreadable counts as a need of
    the present target, so it holds the target for a whole window. So do the first observation after a
    start, which is seeded with what is there, and a gap between two observations.
-5. What the fleet says it cannot reach is not asked for until ``retry_unachievable_s`` after it last
+5. Where the record shows that a constant size, or a floor under the forecast's, would have cost less (see
+   :mod:`planner.steady`), it is kept. Work that is there, and a forecast far beyond it, come before it.
+6. What the fleet says it cannot reach is not asked for until ``retry_unachievable_s`` after it last
    said so: a target that can never be met would keep Dynamo's connector unstable. What serves already
    and the minimum are asked for all the same.
 """
@@ -30,10 +32,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from planner.forecast import Forecast, Knowledge, Objectives, look_ahead, observe
+from planner.forecast import BALANCE, Forecast, Knowledge, Objectives, look_ahead, observe
 from planner.knobs import KNOBS, broken
 from planner.load import Load, Rank, Seen, follow
 from planner.observation import Observation, PoolView, Role
+from planner.steady import Steady, Terms, Tick
 from planner.window import NeedWindow
 
 _ROUNDING = 1e-9
@@ -87,6 +90,11 @@ class Memory:
     regretted_at: float = -math.inf
     patience: float = 1.0
     hold_s: float = 0.0
+    free: int = 0
+    """What would be proposed by the forecast alone."""
+    steady: Steady = field(default_factory=Steady)
+    known: NeedWindow = field(default_factory=NeedWindow)
+    """What the work that was there needed."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ class LoadPolicy:
         if memory.target is None:
             return self._start(observation, load, memory, now)
         memory = self._noting_gap(memory, now)
-        return self._continue(observation, load, memory, now)
+        return self._continue(observation, load, memory, now, elapsed_s or 0.0)
 
     def _start(self, observation: Observation, load: Load, memory: Memory, now: float) -> tuple[Proposal, Memory]:
         if observation.ready is None:
@@ -159,6 +167,7 @@ class LoadPolicy:
         memory = replace(
             memory,
             target=target,
+            free=target,
             changed_at=now,
             last_at=now,
             window=NeedWindow().add(now, target, self.scale_down_after_s),
@@ -166,51 +175,85 @@ class LoadPolicy:
         reason = f"start at {target}: {observation.ready} ready, {need.why}; no lower for {self.scale_down_after_s:g} s"
         return self._proposal(Action.START, target, reason, observation, load, memory, need), memory
 
-    def _continue(self, observation: Observation, load: Load, memory: Memory, now: float) -> tuple[Proposal, Memory]:
-        target = memory.target
+    def _continue(
+        self, observation: Observation, load: Load, memory: Memory, now: float, elapsed_s: float
+    ) -> tuple[Proposal, Memory]:
+        target, free = memory.target, memory.free
         assert target is not None
         need = self._need(observation, load, memory)
-        keep = max(need.rise, need.keep if load.complete else target)
+        keep = max(need.rise, need.keep if load.complete else free)
         if need.forecast is not None:
             memory = replace(memory, hold_s=need.forecast.hold_s)
+            if load.complete and 0 < elapsed_s <= self.stale_after_s:
+                memory = replace(memory, steady=self._judging(memory, need.forecast, elapsed_s))
         length_s = self._window_s(memory)
         window = memory.window.add(now, keep, length_s)
         lowest = window.highest
-        action = Action.HOLD
-        if self._too_soon(need, memory, target, now):
-            new = target
-            reason = f"hold {target}: {need.why}; {need.rise} was given up {now - memory.lowered_at:.1f} s ago"
-        elif need.rise > target:
-            action, new = Action.RAISE, need.rise
-            reason = f"raise {target} -> {new}: {need.why}"
-        elif lowest >= target:
-            new = target
-            reason = f"hold {target}: {need.why}"
-            if keep < target:
+        if self._too_soon(need, memory, free, now):
+            new = free
+            why = f"{need.why}; {need.rise} was given up {now - memory.lowered_at:.1f} s ago"
+        elif need.rise > free:
+            new, why = need.rise, need.why
+        elif lowest >= free:
+            new, why = free, need.why
+            if keep < free:
                 left = window.highest_at + length_s - now
-                reason += f"; {keep} would do, but {lowest} were needed or unknown: {left:.1f} s of the window left"
+                why += f"; {keep} would do, but {lowest} were needed or unknown: {left:.1f} s of the window left"
         elif now - memory.changed_at < self.cooldown_s:
-            new = target
+            new = free
             left = memory.changed_at + self.cooldown_s - now
-            reason = f"hold {target}: {need.why}; {lowest} would do, cool-down has {left:.1f} s left"
+            why = f"{need.why}; {lowest} would do, cool-down has {left:.1f} s left"
         else:
-            action, new = Action.LOWER, lowest
-            reason = f"lower {target} -> {new}: {need.why}; at most {new} needed in the last {length_s:g} s"
+            new, why = lowest, f"{need.why}; at most {lowest} needed in the last {length_s:g} s"
+        known = memory.known.add(now, need.floor, length_s)
         memory = replace(
-            self._noting_regret(memory, target, new, now),
-            target=new,
-            changed_at=memory.changed_at if new == target else now,
+            self._noting_regret(memory, free, new, now),
+            free=new,
+            changed_at=memory.changed_at if new == free else now,
             last_at=now,
             window=window,
+            known=known,
         )
-        return self._proposal(action, new, reason, observation, load, memory, need), memory
+        new, bounded = self._within(memory, load)
+        memory = replace(memory, target=new)
+        action = Action.RAISE if new > target else Action.LOWER if new < target else Action.HOLD
+        change = f"{target}" if new == target else f"{target} -> {new}"
+        return self._proposal(
+            action, new, f"{action} {change}: {why}{bounded}", observation, load, memory, need
+        ), memory
+
+    def _judging(self, memory: Memory, forecast: Forecast, elapsed_s: float) -> Steady:
+        """The record of sizes, with what came since the tick before."""
+        knowledge = memory.knowledge
+        per_token = knowledge.service.second_per_token
+        tick = Tick(
+            elapsed_s,
+            knowledge.demand.tokens * per_token,
+            knowledge.demand.requests,
+            knowledge.history.now.middle**2 * per_token,
+            memory.free,
+            forecast.lead_s,
+        )
+        terms = Terms(self.miss_cost_s, forecast.slack_s, knowledge.flow.spread * per_token, BALANCE)
+        return memory.steady.add(tick, terms, self.min_replicas, self.max_replicas)
+
+    def _within(self, memory: Memory, load: Load) -> tuple[int, str]:
+        """The forecast's size within what has paid; what is known to be needed comes before it."""
+        free, bounds = memory.free, memory.steady.bounds
+        size = self._bounded(bounds.hold(free, memory.known.highest))
+        if not load.complete:
+            size = max(size, memory.target or 0)
+        if size == free:
+            return size, ""
+        kind = "kept throughout" if bounds.most is not None else "as the least"
+        return size, f"; {free} by forecast alone, but {bounds.least} {kind} would have cost less"
 
     def _need(self, observation: Observation, load: Load, memory: Memory) -> Need:
         by_count = self._by_count(load)
         forecast = None
         if self.ttft_objective_s is not None:
             objectives = Objectives(self.ttft_objective_s, self.itl_objective_s, self.miss_cost_s)
-            there = memory.target if memory.target is not None else observation.ready or 0
+            there = memory.free if memory.target is not None else observation.ready or 0
             forecast = look_ahead(
                 memory.knowledge, observation, objectives, there, self.min_replicas, self.max_replicas
             )

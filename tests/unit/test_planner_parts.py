@@ -27,6 +27,7 @@ from planner.observation import EngineSample, Role, Starting
 from planner.outlook import Backlogs, Capacity, Choice, Future, Waiting, candidates, cheapest, flood, futures
 from planner.service import Service, learn
 from planner.startup import PRIOR_S, StartUp, fixed_and_rate, restore_times
+from planner.steady import Steady, Terms, Tick
 
 SPEED = 0.3
 
@@ -300,3 +301,33 @@ def test_a_history_that_is_long_is_cut_and_still_adds_up() -> None:
     assert known.bins == 1800
     assert known.tokens[-1] - known.tokens[0] == pytest.approx(1800 * 1000.0)
     assert math.isclose(known.now.short**2, 1000.0, rel_tol=0.01)
+
+
+def test_a_smooth_load_is_served_best_by_a_constant_size() -> None:
+    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
+    for second in range(600):
+        free = 3 if second % 20 < 10 else 7
+        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, free, 2.0), terms, 1, 16)
+    assert record.bounds.most == record.bounds.least
+    assert 3 <= record.bounds.least <= 5
+    kept = record.bounds.least
+    assert record.bounds.hold(kept + 1, 0) == kept
+    assert record.bounds.hold(kept + 1, kept + 1) == kept + 1, "work that is there comes first"
+    assert record.bounds.hold(3 * kept, 0) == 3 * kept, "a surge is believed"
+
+
+def test_where_load_comes_in_bursts_the_forecast_is_followed() -> None:
+    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
+    for second in range(900):
+        burst = second % 100 < 10
+        tick = Tick(1.0, 6.0 * burst, 25.0 * burst, 6.0 * burst, 8 if burst or second % 100 > 97 else 1, 2.0)
+        record = record.add(tick, terms, 1, 16)
+    assert record.bounds.most is None
+    assert record.bounds.least <= 2
+
+
+def test_too_little_on_record_bounds_nothing() -> None:
+    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
+    for _ in range(100):
+        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, 1, 2.0), terms, 0, 16)
+    assert record.bounds.hold(0, 0) == 0

@@ -1,0 +1,152 @@
+"""Whether changing the size has paid: what each constant size would have cost, and what following the forecast did.
+
+The pool is one queue of prefill that ``n`` replicas shorten by ``n`` seconds a second; what comes misses its
+objective when the queue is longer than that leaves, or where its replica happens to be busy. Fed with the demand
+of each tick, that tells for each size, kept throughout or as a floor under the forecast's, what it would have
+cost in GPU-seconds and misses; the past fades. Where load is smooth the best constant size is cheaper than
+reacting to noise; where it comes in bursts a floor is cheaper than starting for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.outlook import late
+
+FADES_S = 600.0
+"""After so many seconds, the old counts 1/e."""
+LEAST_S = 120.0
+"""On record before it is judged."""
+CLEARLY = 0.03
+"""By what share another size must be cheaper than the present one."""
+CALM_S, CALM = 240.0, 0.03
+"""On record before a size is kept throughout, and by what share that must be cheaper than any floor."""
+SURGE = 2.0
+"""A forecast of more than this many times the size that is kept throughout is believed: load has changed."""
+BUSIEST = 0.999
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What came since the tick before: seconds of prefill and requests, and the size that the forecast would have."""
+
+    elapsed_s: float
+    work_s: float
+    requests: float
+    busy: float
+    """Seconds of prefill a second, over the last ten."""
+    free: int
+    lead_s: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What counts; see :class:`planner.outlook.Waiting`."""
+
+    miss_cost_s: float
+    slack_s: float
+    size_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the record says to stay within; ``most`` None: as the forecast says."""
+
+    least: int = 0
+    most: int | None = None
+
+    def hold(self, free: int, known: int) -> int:
+        """The size for a forecast of ``free``; ``known`` is what the work that is there needs."""
+        size = max(free, self.least)
+        if self.most is None or free > SURGE * self.most:
+            return size
+        return min(size, max(self.most, known))
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The record: (queued seconds, cost) by size."""
+
+    sizes: tuple[int, ...] = ()
+    constant: tuple[tuple[float, float], ...] = ()
+    floors: tuple[tuple[float, float], ...] = ()
+    """Of the forecast's sizes, but never below this one; the first is the forecast alone."""
+    ordered: tuple[tuple[float, int], ...] = ()
+    """(age, size) that the forecast would have had within one start-up time."""
+    seconds: float = 0.0
+    bounds: Bounds = Bounds()
+
+    def add(self, tick: Tick, terms: Terms, lowest: int, highest: int) -> Steady:
+        """Returns the record with one tick more, and the bounds that follow from it."""
+        sizes = self.sizes
+        constant, floors = self.constant, self.floors
+        if not sizes or (sizes[0], sizes[-1]) != (lowest, highest):
+            sizes = _sizes(lowest, highest)
+            constant = floors = ((0.0, 0.0),) * len(sizes)
+        ordered = ((0.0, tick.free), *((age + tick.elapsed_s, size) for age, size in self.ordered))
+        ordered = tuple(entry for entry in ordered if entry[0] <= tick.lead_s + tick.elapsed_s / 2)
+        there = min(size for _, size in ordered)
+        keep = math.exp(-tick.elapsed_s / FADES_S)
+        cost = _costs(tick, terms)
+        seconds = self.seconds + tick.elapsed_s
+        constant = tuple(
+            cost(queued, size, size, before * keep) for size, (queued, before) in zip(sizes, constant, strict=True)
+        )
+        floors = tuple(
+            cost(queued, max(size, there), max(size, tick.free), before * keep)
+            for size, (queued, before) in zip(sizes, floors, strict=True)
+        )
+        bounds = self.bounds
+        if seconds >= LEAST_S:
+            bounds = _best(sizes, constant, floors, bounds, seconds)
+        return Steady(sizes, constant, floors, ordered, seconds, bounds)
+
+
+def _costs(tick: Tick, terms: Terms) -> Callable[[float, int, int, float], tuple[float, float]]:
+    prompts = terms.slack_s / terms.size_s
+    missed_s = terms.miss_cost_s * tick.requests
+
+    def cost(queued: float, serving: int, paid: int, before: float) -> tuple[float, float]:
+        rate = max(serving, 0.1) * terms.share
+        left = queued + tick.work_s - rate * tick.elapsed_s
+        before += paid * tick.elapsed_s
+        if missed_s > 0:
+            delay = (queued + max(0.0, tick.work_s - rate * tick.elapsed_s) / 2) / rate
+            if delay >= terms.slack_s:
+                before += missed_s
+            else:
+                busy = min(BUSIEST, tick.busy / rate)
+                before += missed_s * late(busy, prompts * (1 - delay / terms.slack_s))
+        return max(0.0, left), before
+
+    return cost
+
+
+def _best(
+    sizes: Sequence[int],
+    constant: Sequence[tuple[float, float]],
+    floors: Sequence[tuple[float, float]],
+    present: Bounds,
+    seconds: float,
+) -> Bounds:
+    cheapest = min(range(len(sizes)), key=lambda index: constant[index][1])
+    lowest = min(range(len(sizes)), key=lambda index: floors[index][1])
+    best = Bounds(sizes[lowest] if lowest else 0)
+    cost = floors[lowest][1]
+    if seconds >= CALM_S and constant[cheapest][1] < cost * (1 - CALM):
+        best, cost = Bounds(sizes[cheapest], sizes[cheapest]), constant[cheapest][1]
+    tracks = floors if present.most is None else constant
+    at = max((index for index, size in enumerate(sizes) if size <= present.least), default=0)
+    return best if cost < tracks[at][1] * (1 - CLEARLY) else present
+
+
+def _sizes(lowest: int, highest: int) -> tuple[int, ...]:
+    sizes = []
+    size = lowest
+    while size < highest:
+        sizes.append(size)
+        size += 1 + size // 24
+    return (*sizes, highest)
