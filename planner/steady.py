@@ -21,7 +21,7 @@ LEAST_S = 120.0
 """On record before it is judged."""
 CLEARLY = 0.03
 """By what share another size must be cheaper than the present one."""
-CALM_S, CALM = 240.0, 0.03
+CALM_S, CALM = 600.0, 0.03
 """On record before a size is kept throughout, and by what share that must be cheaper than any floor."""
 SURGE = 2.0
 """A forecast of more than this many times the size that is kept throughout is believed: load has changed."""

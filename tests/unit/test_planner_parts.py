@@ -305,7 +305,7 @@ def test_a_history_that_is_long_is_cut_and_still_adds_up() -> None:
 
 def test_a_smooth_load_is_served_best_by_a_constant_size() -> None:
     record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
-    for second in range(600):
+    for second in range(900):
         free = 3 if second % 20 < 10 else 7
         record = record.add(Tick(1.0, 1.2, 5.0, 1.2, free, 2.0), terms, 1, 16)
     assert record.bounds.most == record.bounds.least
