@@ -30,7 +30,8 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of all its threads."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 def used(pid: int) -> int:

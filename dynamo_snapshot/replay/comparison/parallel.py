@@ -6,8 +6,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 from typing import TypeVar
 
 from dynamo_snapshot.errors import SnapshotError
@@ -40,25 +43,46 @@ def _on_processes(
 ) -> Iterator[tuple[Piece, Result]]:
     from concurrent.futures.process import BrokenProcessPool
 
-    # Not forked: a terminal's progress bar has a thread, and its lock would be copied locked.
-    executor = ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_tie, initargs=(os.getpid(),)
-    )
-    others = set(multiprocessing.active_children())
-    done = False
+    ended: SimpleQueue[tuple[Piece, Future[Result | _Refused]]] = SimpleQueue()
+    over: SimpleQueue[None] = SimpleQueue()
+    abandoned = done = False
+
+    def own() -> None:
+        others = set(multiprocessing.active_children())
+        # Not forked: a terminal's progress bar has a thread, and its lock would be copied locked.
+        executor = ProcessPoolExecutor(
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_tie, initargs=(os.getpid(),)
+        )
+        # Inherited by the processes: a Ctrl-C, or a SIGTERM to the whole group, reaches the first process alone,
+        # which ends them. After the executor is made: Python unblocks both when it starts its resource tracker.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        for piece in pieces:
+            if abandoned:
+                break
+            try:
+                future = executor.submit(_guarded, do, piece)
+            except BrokenProcessPool as error:
+                future = Future()
+                future.set_exception(error)
+            future.add_done_callback(partial(_tell, ended, piece))
+        # The processes are tied to this thread: it stays as long as they do.
+        over.get()
+        if abandoned:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+        executor.shutdown(cancel_futures=True)
+
+    # A signal's exception comes up in the main thread, wherever that is: with a lock of the executor held, the
+    # executor could not be shut down any more. So another thread has it.
+    owner = threading.Thread(target=own, name="processes", daemon=True)
+    owner.start()
     try:
-        # Blocked while the processes are started, so they inherit that: a Ctrl-C, or a SIGTERM to the whole group,
-        # reaches this process alone, which ends them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            futures = {executor.submit(_guarded, do, piece): piece for piece in pieces}
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for future in as_completed(futures):
+        for _ in pieces:
+            piece, future = ended.get()
             result = future.result()
             if isinstance(result, _Refused):
                 raise SnapshotError(result.reason, result.message, result.remedy)
-            yield futures[future], result
+            yield piece, result
         done = True
     except BrokenProcessPool as error:
         raise SnapshotError(
@@ -67,10 +91,13 @@ def _on_processes(
             "If memory ran out, use fewer processes: --jobs 1.",
         ) from error
     finally:
-        if not done:
-            for child in set(multiprocessing.active_children()) - others:
-                child.kill()
-        executor.shutdown(cancel_futures=True)
+        abandoned = not done
+        over.put(None)
+        owner.join()
+
+
+def _tell(ended: SimpleQueue[tuple[Piece, Future[Result]]], piece: Piece, future: Future[Result]) -> None:
+    ended.put((piece, future))
 
 
 class _Refused:
