@@ -97,8 +97,13 @@ def start(dynamo: str, etcd_url: str, nats_url: str, control: Path, name: str, t
 
     yield start
     for worker in started:
-        worker.kill()
-        worker.wait()
+        worker.terminate()  # in order: a killed worker's children would live on
+    for worker in started:
+        try:
+            worker.wait(20)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
 
 
 def _state(control: Path, wanted: str) -> dict[str, object]:
