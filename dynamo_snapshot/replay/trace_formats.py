@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -96,7 +97,7 @@ class BurstGpt(Table):
         return request.output_tokens > 0
 
 
-class JsonLines:
+class JsonLines(ABC):
     """One JSON object a line."""
 
     expected = ""
@@ -114,8 +115,9 @@ class JsonLines:
                 seconds, tokens_in, tokens_out = found
                 yield Stamped(number, seconds, tokens_in, tokens_out)
 
+    @abstractmethod
     def request(self, entry: dict[str, object]) -> tuple[float, int, int] | None:
-        raise NotImplementedError
+        """Returns seconds, tokens in and tokens out of one line; None: it is no request."""
 
     def seconds(self, stamp: str) -> float:
         return milliseconds(float(stamp))

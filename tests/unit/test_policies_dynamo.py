@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from typing import Any
 
 import pytest
 from dynamo.planner.config.planner_config import PlannerConfig
@@ -25,8 +26,8 @@ SETTING = Setting(engine=EngineTiming(kv_tokens=100_000))
 FACTS = EngineFacts.of(SETTING, Traffic())
 
 
-def load(**knobs: object) -> Dynamo:
-    return Dynamo(DynamoLoadKnobs(**knobs), FACTS, 1, 16, name="dynamo-load")  # type: ignore[arg-type]
+def load(**knobs: Any) -> Dynamo:
+    return Dynamo(DynamoLoadKnobs(**knobs), FACTS, 1, 16, name="dynamo-load")
 
 
 def engines(*kv_tokens: float) -> Observation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from dynamo_snapshot.replay.simulation.meter import observation
 from dynamo_snapshot.replay.simulation.pool import Pool
 from dynamo_snapshot.replay.simulation.setting import Router, Setting
 from dynamo_snapshot.replay.simulation.startup import StartupModel, startup_model
-from planner.observation import Starting
+from planner.observation import PoolView, Starting
 
 EXACT = startup_model("restore(2,cold=40,spread=0)")
 
@@ -28,13 +29,19 @@ class Heard:
         self.ends.append(job)
 
 
-def made(startup: StartupModel = EXACT, ready: int = 1, **setting: object) -> Pool:
-    return Pool(Setting(**setting), startup, 0, Heard(), ready)  # type: ignore[arg-type]
+def made(startup: StartupModel = EXACT, ready: int = 1, **setting: Any) -> Pool:
+    return Pool(Setting(**setting), startup, 0, Heard(), ready)
 
 
 def run_until(pool: Pool, now: float) -> None:
     while pool.next_event_at <= now:
         pool.proceed()
+
+
+def view(pool: Pool, now: float) -> PoolView:
+    seen = observation(pool, now).pool
+    assert seen is not None
+    return seen
 
 
 def counts(pool: Pool) -> tuple[int, int, int]:
@@ -46,7 +53,7 @@ def test_a_start_takes_its_time_and_is_measured() -> None:
     pool.resize(3, 10.0)
     run_until(pool, 11.9)
     assert counts(pool) == (1, 2, 0)
-    assert observation(pool, 11.5).pool.starting == (Starting("restore", 1.5),) * 2  # type: ignore[union-attr]
+    assert view(pool, 11.5).starting == (Starting("restore", 1.5),) * 2
     run_until(pool, 12.0)
     assert counts(pool) == (3, 0, 0)
     seen = observation(pool, 12.0)
@@ -61,7 +68,7 @@ def test_a_restore_that_fails_is_seen_as_a_cold_start() -> None:
     pool.resize(2, 0.0)
     run_until(pool, 5.0)
     assert pool.failed_starts == 1
-    assert observation(pool, 5.0).pool.starting == (Starting("cold_start", 3.0),)  # type: ignore[union-attr]
+    assert view(pool, 5.0).starting == (Starting("cold_start", 3.0),)
     run_until(pool, 42.0)
     assert counts(pool) == (2, 0, 0)
     assert {way: tuple(times) for way, times in pool.start_times.items()} == {"cold_start": (40.0,)}
@@ -104,7 +111,7 @@ def test_the_least_loaded_ready_replica_drains_and_loses_nothing() -> None:
     late = Job(0.2, 100, 1)
     pool.route(late, 0.2)
     assert [replica.in_flight for replica in pool.ready] == [3]
-    assert observation(pool, 0.2).pool.not_serving == {"2"}  # type: ignore[union-attr]
+    assert view(pool, 0.2).not_serving == {"2"}
     run_until(pool, 100.0)
     assert counts(pool) == (1, 0, 0)
     assert all(job.finished_s for job in (*jobs, late))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -224,9 +225,9 @@ def test_attainments_count_every_request() -> None:
         ({"drain_limit_s": -1.0}, "drain_limit_s must be"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, float], message: str) -> None:
+def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Setting(**wrong)  # type: ignore[arg-type]
+        Setting(**wrong)
 
 
 def test_studies_are_found_by_trace_and_by_file() -> None:

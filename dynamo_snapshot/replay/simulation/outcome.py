@@ -105,7 +105,9 @@ def latencies(jobs: Sequence[Job], setting: Setting) -> Latencies:
 def _percentiles(values: list[float]) -> tuple[float | None, float | None, float | None]:
     """Nearest rank; None where that request never got it, or there is none."""
     values.sort()
-    p50, p95, p99 = (
-        values[max(0, math.ceil(share * len(values)) - 1)] if values else math.inf for share in (0.50, 0.95, 0.99)
-    )
-    return tuple(value if math.isfinite(value) else None for value in (p50, p95, p99))  # type: ignore[return-value]
+
+    def at(share: float) -> float | None:
+        value = values[max(0, math.ceil(share * len(values)) - 1)] if values else math.inf
+        return value if math.isfinite(value) else None
+
+    return at(0.50), at(0.95), at(0.99)
