@@ -154,7 +154,12 @@ class Gpu(Section):
     loader: bool = Field(
         True, description="Keep one weight loader per GPU, with a CUDA context; else workers load by themselves."
     )
-    loader_lanes: int = Field(14, ge=1, description="A loader's threads that read and copy.")
+    loader_lanes: int = Field(
+        14,
+        ge=1,
+        description="A loader's threads that read and copy, at most; beside CRIU only as many as weights need "
+        "to be there as soon as the process.",
+    )
     loader_buffers: int = Field(3, ge=1, description="Pinned buffers of 16 MiB that each of these threads has.")
     loader_reading: Literal["auto", "page_cache", "direct"] = Field(
         "auto", description="auto: from the page cache if that holds the segments, else past it, with O_DIRECT."

@@ -296,9 +296,11 @@ async def one_replica(settings: Settings, pool: str, spec: WorkerSpec, say: Say)
         node.failed_logs = FailedLogs(DIRECT_DIR / "logs")  # its own folder goes
         direct = Direct(node, pool, spec, say)
         try:
+            await node.houses.begin()
             yield direct
         finally:
             await direct.close()
+            await node.houses.close()
             for replica in list(node.replicas.values()):
                 await replica.close()
             if node.gpus is not None:

@@ -13,7 +13,7 @@ import structlog
 
 from dynamo_snapshot.agent.cuda_client import FAKE_DRIVER, REAL_DRIVER, CudaHelper
 from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
-from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
+from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader, lanes_beside
 from dynamo_snapshot.agent.loader_process import MemoryKind
 from dynamo_snapshot.agent.loader_process import Settings as LoaderSettings
 from dynamo_snapshot.agent.loader_run import Reading
@@ -88,20 +88,26 @@ class Gpus:
         return self._loaders[uuid]
 
     def load_for(
-        self, replica_id: str, house: Path, segments: Sequence[WeightSegment], assigned: Sequence[str]
+        self,
+        replica_id: str,
+        house: Path,
+        segments: Sequence[WeightSegment],
+        assigned: Sequence[str],
+        image_bytes: int,
     ) -> ReplicaLoad | None:
         """What brings a replica's weights, not begun yet; None: the worker loads by itself.
 
         Args:
             assigned: the replica's GPUs, in the worker's order. A house has room for one loader: weights on
                 several devices are the worker's own to load.
+            image_bytes: what CRIU restores beside it.
         """
         devices = {segment.device for segment in segments}
         if not self.settings.loader or len(devices) != 1:
             return None
-        return ReplicaLoad(
-            self.loader(assigned[devices.pop()]), replica_id, house, _as_hooks_have_them(segments), self._segments
-        )
+        lanes = lanes_beside(image_bytes, sum(one.size for one in segments), self.settings.loader_lanes)
+        loader = self.loader(assigned[devices.pop()])
+        return ReplicaLoad(loader, replica_id, house, _as_hooks_have_them(segments), self._segments, lanes)
 
     async def prefetch(self, uuid: str, segments: Sequence[WeightSegment], *, pin: bool = False) -> Loaded:
         """Has the loader of one GPU read ``segments``, into the page cache or, as far as settings allow, pinned."""

@@ -117,6 +117,9 @@ class Houses(Protocol):
     async def begin(self) -> None:
         """Removes what an earlier agent kept ready, and begins to keep houses ready."""
 
+    async def ready(self) -> None:
+        """Returns once as many houses are ready as can be; at once where none are made ahead."""
+
     async def close(self) -> None:
         """Keeps nothing ready any more; houses of replicas stay."""
 
@@ -169,6 +172,9 @@ class HostHouses:
     async def begin(self) -> None:
         await self.clear()
         self._standby.begin()
+
+    async def ready(self) -> None:
+        await self._standby.full()
 
     async def clear(self) -> None:
         """Removes every house made ahead, also those of an agent that died."""

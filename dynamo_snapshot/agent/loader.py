@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ from worker_hooks.weights.handover import SOCKET
 from worker_hooks.weights.segment import Segment, SegmentStore
 
 DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
+IMAGE_BYTES_PER_S = 1.9e9
+"""What CRIU restores of an image in a second, beside its fixed part; one H200 host (docs/benchmarks)."""
+IMAGE_FIXED_S = 0.2
+LANE_BYTES_PER_S = 2.0e9
+"""What one thread of a loader reads and copies in a second, on the same host."""
 
 
 class WeightLoader:
@@ -64,16 +70,21 @@ class WeightLoader:
         """Starts the loader if need be; returns once context and pinned buffers are there."""
         return msgspec.json.decode(await self._resident.ask(Status()), type=LoaderStatus)
 
-    async def load(self, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore) -> None:
+    async def load(
+        self, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore, lanes: int | None = None
+    ) -> None:
         """Begins to load ``segments`` for the replica ``name``, whose worker will ask for them in ``house``.
 
         Returns once the memory is made: call it before CRIU, so that a GPU without room refuses first.
+
+        Args:
+            lanes: at most so many of the loader's threads take part; None: all.
 
         Raises:
             SnapshotError: ``gpu_out_of_memory``, ``weights_corrupt`` or ``loader_died``.
         """
         await self._resident.ask(
-            Load(name=name, socket=str(house / SOCKET), segments=_bytes_of(segments, store)),
+            Load(name=name, socket=str(house / SOCKET), segments=_bytes_of(segments, store), lanes=lanes),
         )
 
     async def finished(self, name: str) -> Loaded:
@@ -102,16 +113,23 @@ class ReplicaLoad:
     """
 
     def __init__(
-        self, loader: WeightLoader, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore
+        self,
+        loader: WeightLoader,
+        name: str,
+        house: Path,
+        segments: Sequence[Segment],
+        store: SegmentStore,
+        lanes: int | None = None,
     ) -> None:
         self.lost = ""
+        self._lanes = lanes
         self._loader, self._name, self._house = loader, name, house
         self._segments, self._store = segments, store
 
     async def begin(self) -> None:
         """Returns once memory is made; ``house`` must exist. See :meth:`WeightLoader.load`."""
         try:
-            await self._loader.load(self._name, self._house, self._segments, self._store)
+            await self._loader.load(self._name, self._house, self._segments, self._store, self._lanes)
         except SnapshotError as error:
             self._lose(error)
 
@@ -134,6 +152,18 @@ class ReplicaLoad:
         if error.reason not in (Reason.LOADER_DIED, Reason.WEIGHTS_LOAD_FAILED):
             raise error
         self.lost = str(error)
+
+
+def lanes_beside(image_bytes: int, weight_bytes: int, most: int) -> int:
+    """How many of ``most`` threads bring the weights no later than CRIU an image of ``image_bytes``.
+
+    Both copy through the processor: a thread more than that would only take memory bandwidth from CRIU, which has
+    one. Without an image nothing else is waited for, so all take part.
+    """
+    if not image_bytes:
+        return most
+    image_s = IMAGE_FIXED_S + image_bytes / IMAGE_BYTES_PER_S
+    return max(1, min(most, math.ceil(weight_bytes / (image_s * LANE_BYTES_PER_S))))
 
 
 def _bytes_of(segments: Sequence[Segment], store: SegmentStore) -> tuple[SegmentBytes, ...]:

@@ -109,7 +109,7 @@ class LoadRun:
                 began = time.monotonic()
                 try:
                     with self._sources:
-                        self._pump.load(self._transfers, self._cancelled)
+                        self._pump.load(self._transfers, self._cancelled, self._ask.lanes)
                     self._result = msgspec.structs.replace(self._plan, seconds=time.monotonic() - began)
                 except Exception as failure:
                     self._result = failure

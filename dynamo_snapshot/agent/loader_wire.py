@@ -20,6 +20,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Of the load, chosen by the agent: its replica's id."""
     socket: str
     segments: tuple[SegmentBytes, ...]
+    lanes: int | None = None
+    """How many threads read and copy at most; None: all."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):

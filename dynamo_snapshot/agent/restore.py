@@ -36,7 +36,8 @@ class Restore:
         self._snapshot = snapshot
         manifest = self._manifest = await snapshot.take_for(self._order.pool, self._spec)
         if manifest.capture.cuda is not None:
-            self._gpus = RestoredGpus(self._node, self.replica, manifest.capture, manifest.capture.cuda)
+            capture, cuda = manifest.capture, manifest.capture.cuda
+            self._gpus = RestoredGpus(self._node, self.replica, capture, cuda, manifest.size_bytes)
             await self._gpus.reserve()
 
     async def load(self) -> None:

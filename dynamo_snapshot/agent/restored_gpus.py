@@ -23,8 +23,12 @@ log = structlog.get_logger()
 class RestoredGpus:
     """One restore's; what is begun here is given up by :meth:`give_up`, whatever became of it."""
 
-    def __init__(self, node: Node, replica: Replica, capture: Capture, record: CudaRecord) -> None:
+    def __init__(
+        self, node: Node, replica: Replica, capture: Capture, record: CudaRecord, image_bytes: int = 0
+    ) -> None:
         self._node, self._replica, self._capture, self._record = node, replica, capture, record
+        self._image_bytes = image_bytes
+        """What CRIU restores beside the load."""
         self._devices: DeviceMap = {}
         self._load: ReplicaLoad | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -69,7 +73,8 @@ class RestoredGpus:
             return
         replica = self._replica
         house = self._node.houses.prepare(replica.id) if replica.house is None else replica.house.path
-        self._load = gpus.load_for(self._replica.id, house, self._capture.weights, tuple(self._replica.record.gpus))
+        assigned = tuple(replica.record.gpus)
+        self._load = gpus.load_for(replica.id, house, self._capture.weights, assigned, self._image_bytes)
         if self._load is not None:
             self._loading = asyncio.create_task(self._load.begin(), name=f"load-{self._replica.id}")
 

@@ -46,6 +46,8 @@ class Standby(Generic[H]):
         self._ended: list[H] = []
         """To be discarded."""
         self._wanted = asyncio.Event()
+        self._full = asyncio.Event()
+        """Set while nothing is being made."""
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -59,12 +61,18 @@ class Standby(Generic[H]):
     def take(self) -> H | None:
         """Returns one that is ready, the caller's from now on; None: there is none."""
         self._wanted.set()
+        self._full.clear()
         while self._ready:
             house = self._ready.pop(0)
             if house.usable:
                 return house
             self._ended.append(house)
         return None
+
+    async def full(self) -> None:
+        """Returns once all are ready, or one could not be made; at once where nobody makes any."""
+        if self._task is not None:
+            await self._full.wait()
 
     async def end(self) -> None:
         """Makes no more, and removes what nobody took."""
@@ -90,5 +98,6 @@ class Standby(Generic[H]):
                 except SnapshotError as error:  # a restore that needs one says the same, to whom it concerns
                     log.warning("standby_house_not_made", cause=str(error))
                     break
+            self._full.set()
             await self._wanted.wait()
             await asyncio.sleep(REFILL_S)

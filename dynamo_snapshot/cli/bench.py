@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from dynamo_snapshot.config import Agent
+    from dynamo_snapshot.local.bench_gpu import Repeats
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -138,7 +142,8 @@ def restore(
     cold_starts: Annotated[
         int, typer.Option(min=0, help="Cold starts to time before the one that is captured, in each series.")
     ] = 0,
-    lanes: Annotated[int, typer.Option(min=1, help="Threads of the weight loader.")] = 14,
+    lanes: Annotated[int, typer.Option(min=1, help="Threads of the weight loader, at most.")] = 14,
+    standby_houses: Annotated[int, typer.Option(min=0, help="As agent.standby_houses: houses made ahead.")] = 0,
     criu: Annotated[Path | None, typer.Option(help="The criu to use; else as agent.criu's default.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the stages of each way.")] = None,
@@ -154,6 +159,8 @@ def restore(
     import json
 
     from dynamo_snapshot.cli.results import require_writable, result_in
+    from dynamo_snapshot.config import Agent, Gpu
+    from dynamo_snapshot.local.bench_gpu import Repeats
     from dynamo_snapshot.local.report.restore_page import render
 
     require_writable(json_file, html)
@@ -161,7 +168,12 @@ def restore(
         result = result_in(read, "rows", "environment")
     else:
         result = _measured(
-            engine, gib, (model, case, engine_argument or []), ways, repeats, stock_repeats, cold_starts, lanes, criu
+            engine,
+            gib,
+            (model, case, engine_argument or []),
+            ways,
+            Repeats(repeats, stock_repeats, cold_starts),
+            Agent(criu=criu, standby_houses=standby_houses, minimum_free_bytes=0, gpu=Gpu(loader_lanes=lanes)),
         )
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -176,15 +188,11 @@ def _measured(
     gib: str,
     model: tuple[Path | None, str | None, list[str]],
     ways: str | None,
-    repeats: int,
-    stock_repeats: int,
-    cold_starts: int,
-    lanes: int,
-    criu: Path | None,
+    repeats: Repeats,
+    settings: Agent,
 ) -> dict[str, Any]:
     import asyncio
 
-    from dynamo_snapshot.config import Gpu
     from dynamo_snapshot.local import bench_gpu as measure
     from dynamo_snapshot.local.bench_subjects import torch_subject, vllm_subject
 
@@ -200,5 +208,4 @@ def _measured(
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    settings = Gpu(loader_lanes=lanes)
-    return asyncio.run(measure.restores(subjects, wanted, repeats, stock_repeats, cold_starts, settings, criu, say))
+    return asyncio.run(measure.restores(subjects, wanted, repeats, settings, say))

@@ -16,7 +16,7 @@ from typing import Any
 from dynamo_snapshot.agent.criu import find as find_criu
 from dynamo_snapshot.agent.direct import Direct, one_replica
 from dynamo_snapshot.agent.page_cache import cached_bytes
-from dynamo_snapshot.config import Agent, Gpu
+from dynamo_snapshot.config import Agent
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import host
 from dynamo_snapshot.local.bench_machine import (
@@ -68,6 +68,17 @@ WAYS = {
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """How often each thing is measured."""
+
+    restores: int
+    of_stock: int
+    """The same, where the weights are in the image."""
+    cold_starts: int = 0
+    """Before the one that is captured, in each series."""
+
+
+@dataclass(frozen=True)
 class Series:
     """One case in one way."""
 
@@ -81,25 +92,21 @@ class Series:
 class RestoreSeries:
     """Carries one series out in ``folder``, which is empty again afterwards."""
 
-    def __init__(self, folder: Path, criu: Path | None, gpu: Gpu, say: Say) -> None:
-        self._folder, self._criu, self._gpu, self._say = folder, criu, gpu, say
+    def __init__(self, folder: Path, settings: Agent, say: Say) -> None:
+        self._folder, self._settings, self._say = folder, settings, say
 
     async def measure(self, series: Series) -> dict[str, Any]:
         """Returns the row of ``series``: the summary's fields, and each restore with its phases."""
         way, subject = WAYS[series.way], series.subject
-        gpu = self._gpu.model_copy(
+        gpu = self._settings.gpu.model_copy(
             update={
                 "loader": way.loader,
                 "drop_zero_pages": way.detached,
                 "pinned_segment_bytes": subject.weight_bytes if way.pinned else 0,
             }
         )
-        settings = Agent(
-            runtime_dir=self._folder / "run",
-            store_dir=self._folder / "store",
-            criu=self._criu,
-            minimum_free_bytes=0,
-            gpu=gpu,
+        settings = self._settings.model_copy(
+            update={"runtime_dir": self._folder / "run", "store_dir": self._folder / "store", "gpu": gpu}
         )
         worker = subject.worker(way.detached, settings.store_dir / ".segments")
         with huge_pages(way.huge_pages):
@@ -118,6 +125,7 @@ class RestoreSeries:
             "capture": captured.phases,
             "huge_pages": pages,
             "lanes": gpu.loader_lanes,
+            "standby_houses": settings.standby_houses,
             "driver": inventory.driver_version,
             "gpus": [device.name for device in inventory.devices],
         }
@@ -162,6 +170,7 @@ class RestoreSeries:
                 kind, held = OrderKind.RESTORE, {}
                 if way.parked:
                     kind, held = OrderKind.WAKE, await self._parked(direct, snapshot_id)
+                await node.houses.ready()
                 began = node.clock()
                 outcome = await direct.done(direct.begin(kind, ORDER_S, snapshot_id=snapshot_id))
                 replica = direct.replica
@@ -215,11 +224,8 @@ class _Captured:
 async def restores(
     subjects: Sequence[Subject],
     ways: Sequence[str],
-    repeats: int,
-    stock_repeats: int,
-    cold_starts: int,
-    gpu: Gpu,
-    criu: Path | None,
+    repeats: Repeats,
+    settings: Agent,
     say: Say,
 ) -> dict[str, Any]:
     """Measures each of ``subjects`` in each of ``ways``; returns all that is written as JSON.
@@ -241,12 +247,12 @@ async def restores(
     for subject in subjects:
         for way in ways:
             with tempfile.TemporaryDirectory(prefix="dynamo-snapshot-bench-") as folder:
-                count = repeats if WAYS[way].detached else stock_repeats
-                series = Series(subject, way, count, cold_starts)
-                row = await RestoreSeries(Path(folder), criu, gpu, say).measure(series)
+                count = repeats.restores if WAYS[way].detached else repeats.of_stock
+                series = Series(subject, way, count, repeats.cold_starts)
+                row = await RestoreSeries(Path(folder), settings, say).measure(series)
             rows.append(row | {"limit_s": limit_s(row, limit)})
             say(summary(row))
-    machine = host.environment(find_criu(criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
+    machine = host.environment(find_criu(settings.criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
     return {"what": __doc__, "at": time.time(), "environment": machine, "rows": rows}
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_snapshot.agent.teardown import left_behind
-from dynamo_snapshot.config import Gpu
-from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series, torch_worker
+from dynamo_snapshot.config import Agent
+from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series
+from dynamo_snapshot.local.bench_subjects import torch_subject
 
 GIB = 1 << 30
 
@@ -27,8 +28,8 @@ async def test_every_way_gives_the_source_s_answer(
     tmp_path: Path, criu_path: Path, way: str, weights: str | None
 ) -> None:
     said: list[str] = []
-    made = RestoreSeries(tmp_path, criu_path, Gpu(), said.append)
-    row = await made.measure(Series("torch", "1GiB", way, 2, 2 * GIB), torch_worker(1, made.segments))
+    made = RestoreSeries(tmp_path, Agent(criu=criu_path, minimum_free_bytes=0), said.append)
+    row = await made.measure(Series(torch_subject(1), way, 2))
     assert row["errors"] == []
     assert [restore["evidence"].get("weights") for restore in row["restores"]] == [weights] * 2
     assert len(row["answers"]) == 1

@@ -12,9 +12,9 @@ from test_agent_gpu import WEIGHTS_BYTES, gpu_spec
 
 from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
 from dynamo_snapshot.agent.teardown import left_behind
-from dynamo_snapshot.config import Gpu
+from dynamo_snapshot.config import Agent, Gpu
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.local.bench_gpu import RestoreSeries, Series, restores, summary
+from dynamo_snapshot.local.bench_gpu import Repeats, RestoreSeries, Series, restores, summary
 from dynamo_snapshot.local.bench_machine import limit_s
 from dynamo_snapshot.local.bench_subjects import Subject, torch_subject, vllm_subject
 from dynamo_snapshot.local.report.stages import Stage, stages
@@ -22,6 +22,11 @@ from dynamo_snapshot.model import Reason, WorkerSpec
 
 TOY = Subject("toy", "6MiB", lambda detached, segments: gpu_spec(), WEIGHTS_BYTES)
 TESTS = Path(__file__).parents[1]
+
+
+def settings(criu: Path, standby_houses: int = 0) -> Agent:
+    gpu = Gpu(loader_lanes=2, loader_buffers=1)
+    return Agent(criu=criu, minimum_free_bytes=0, standby_houses=standby_houses, gpu=gpu)
 
 
 @pytest.fixture
@@ -36,7 +41,7 @@ async def test_a_series_has_each_restore_with_its_phases(
     tmp_path: Path, criu: Path, fake_driver: None, way: str, by_loader: str
 ) -> None:
     said: list[str] = []
-    made = RestoreSeries(tmp_path, criu, Gpu(loader_lanes=2, loader_buffers=1), said.append)
+    made = RestoreSeries(tmp_path, settings(criu, standby_houses=1), said.append)
     row = await made.measure(Series(TOY, way, 2))
     assert row["errors"] == []
     assert [restore["evidence"]["by_loader"] for restore in row["restores"]] == [by_loader] * 2
@@ -74,7 +79,7 @@ async def test_vllm_is_measured_through_its_example_from_cold_start_to_tokens(
         paths = os.pathsep.join(map(str, (TESTS / "support" / "stand_ins", TESTS)))
         return msgspec.structs.replace(subject.worker(detached, segments), environment={"PYTHONPATH": paths})
 
-    made = RestoreSeries(tmp_path, criu, Gpu(loader_lanes=2, loader_buffers=1), lambda text: None)
+    made = RestoreSeries(tmp_path, settings(criu), lambda text: None)
     row = await made.measure(Series(replace(subject, worker=worker), "prefetched-small-pages", 2, cold_starts=1))
     assert (row["engine"], row["case"], row["errors"]) == ("vllm", "made-up-8b", [])
     assert row["answers"] == ["5 6 7"]
@@ -103,4 +108,4 @@ def test_vllm_needs_a_model(tmp_path: Path, model: Path) -> None:
 async def test_a_way_that_vllm_does_not_have_is_refused_before_anything_starts(model: Path) -> None:
     subjects = [torch_subject(1), vllm_subject(model, None, [])]
     with pytest.raises(SnapshotError, match="stock, hugepages cannot be measured"):
-        await restores(subjects, ["stock", "hugepages", "detached"], 1, 1, 0, Gpu(), None, lambda text: None)
+        await restores(subjects, ["stock", "hugepages", "detached"], Repeats(1, 1), Agent(), lambda text: None)

@@ -70,6 +70,8 @@ class OneHouse:
     async def find(self, replica_id: str) -> House | None:
         return self.house()
 
+    async def ready(self) -> None: ...
+
     async def quiet(self, house: House, timeout_s: float) -> None: ...
 
     async def remove(self, replica_id: str) -> None:

@@ -67,6 +67,26 @@ def test_as_many_as_wanted_are_ready_and_what_was_taken_is_made_again_after_a_wh
     run_virtually(work())
 
 
+def test_who_waits_for_all_of_them_goes_on_when_they_are_there_or_cannot_be_made() -> None:
+    async def work() -> None:
+        maker = Maker()
+        standby = maker.standby(2)
+        await standby.full()
+        standby.begin()
+        await standby.full()
+        assert len(maker.made) == 2
+        standby.take()
+        await standby.full()
+        assert len(maker.made) == 3
+        maker.fails = 1
+        standby.take()
+        await standby.full()
+        assert len(maker.made) == 3
+        await standby.end()
+
+    run_virtually(work())
+
+
 def test_none_are_made_where_none_are_wanted() -> None:
     async def work() -> None:
         maker = Maker()

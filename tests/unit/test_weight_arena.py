@@ -188,6 +188,23 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed(
     pump.close()
 
 
+def test_no_more_lanes_take_part_than_allowed(
+    memory: HostMemory, segments: list[Segment], store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shown by the lanes that enter, for whichever is quicker takes the chunks."""
+    segment = segments[1]
+    memory.map(segment.address, segment.size, memory.create(segment.size))
+    pump = Pump(memory, lanes=3, buffers=1)
+    entered: list[int] = []
+    kind = type(memory.lane(1, 1))
+    enter = kind.enter
+    monkeypatch.setattr(kind, "enter", lambda lane: (entered.append(id(lane)), enter(lane)))
+    pump.load([Transfer(SegmentFile(store.path(segment.digest), segment.size), segment.address)], lanes=2)
+    assert len(entered) == 2
+    assert pump.digest(segment.address, segment.size) == segment.digest
+    pump.close()
+
+
 def test_a_cancelled_load_ends(memory: HostMemory, segments: list[Segment], store: SegmentStore) -> None:
     cancelled = threading.Event()
     cancelled.set()

@@ -101,8 +101,14 @@ class Pump:
         self._lanes = [memory.lane(buffers, CHUNK) for _ in range(lanes)]
         self._busy = threading.Lock()
 
-    def load(self, transfers: Sequence[Transfer], cancelled: threading.Event | None = None) -> None:
-        """Returns when all bytes are on the device; raises ``HookError``, also when ``cancelled`` gets set."""
+    def load(
+        self, transfers: Sequence[Transfer], cancelled: threading.Event | None = None, lanes: int | None = None
+    ) -> None:
+        """Returns when all bytes are on the device; raises ``HookError``, also when ``cancelled`` gets set.
+
+        Args:
+            lanes: at most so many take part; None: all.
+        """
         chunks = [
             (transfer, offset, min(CHUNK, transfer.source.size - offset))
             for transfer in transfers
@@ -115,7 +121,7 @@ class Pump:
             transfer, offset, count = chunk
             transfer.source.send(lane, buffer, offset, count, transfer.address + offset)
 
-        self._run(chunks, work)
+        self._run(chunks, work, lanes)
 
     def pin(self, file: SegmentFile, pinned: Pinned) -> None:
         """Reads a whole file into pinned memory."""
@@ -171,7 +177,7 @@ class Pump:
 
         self._run(leaf_offsets(size), work)
 
-    def _run(self, chunks: Sequence[Chunk], work: Callable[[Lane, Chunk, int], None]) -> None:
+    def _run(self, chunks: Sequence[Chunk], work: Callable[[Lane, Chunk, int], None], lanes: int | None = None) -> None:
         """Hands the chunks to the lanes until all are done or one fails; raises the first failure."""
         left = _Shared(iter(chunks))
         failures: list[BaseException] = []
@@ -191,7 +197,7 @@ class Pump:
                 failures.append(failure)
 
         with self._busy:
-            threads = [threading.Thread(target=drain, args=(lane,), name="weights") for lane in self._lanes]
+            threads = [threading.Thread(target=drain, args=(lane,), name="weights") for lane in self._lanes[:lanes]]
             for thread in threads:
                 thread.start()
             for thread in threads:
