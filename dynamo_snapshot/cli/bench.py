@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynamo_snapshot.cli.direct import EnvironmentOption
+
 if TYPE_CHECKING:
     from dynamo_snapshot.config import Agent
     from dynamo_snapshot.local.bench_gpu import Repeats
@@ -128,6 +130,7 @@ def restore(
             metavar="ARGUMENT", help="vllm: for examples/vllm_engine.py, as --engine-argument=--max-model-len=512."
         ),
     ] = None,
+    env: EnvironmentOption = None,
     ways: Annotated[
         str | None,
         typer.Option(
@@ -158,6 +161,7 @@ def restore(
     """
     import json
 
+    from dynamo_snapshot.cli.direct import assignments
     from dynamo_snapshot.cli.results import require_writable, result_in
     from dynamo_snapshot.config import Agent, Gpu
     from dynamo_snapshot.local.bench_gpu import Repeats
@@ -171,6 +175,7 @@ def restore(
             engine,
             gib,
             (model, case, engine_argument or []),
+            assignments(env),
             ways,
             Repeats(repeats, stock_repeats, cold_starts),
             Agent(criu=criu, standby_houses=standby_houses, minimum_free_bytes=0, gpu=Gpu(loader_lanes=lanes)),
@@ -187,6 +192,7 @@ def _measured(
     engine: Engine,
     gib: str,
     model: tuple[Path | None, str | None, list[str]],
+    environment: dict[str, str],
     ways: str | None,
     repeats: Repeats,
     settings: Agent,
@@ -198,10 +204,10 @@ def _measured(
 
     if engine is Engine.VLLM:
         wanted = (ways or "detached,prefetched").split(",")
-        subjects = [vllm_subject(*model)]
+        subjects = [vllm_subject(*model, environment)]
     else:
         wanted = (ways or "stock,hugepages,detached,prefetched").split(",")
-        subjects = [torch_subject(float(size)) for size in gib.split(",")]
+        subjects = [torch_subject(float(size), environment) for size in gib.split(",")]
     if unknown := set(wanted) - set(measure.WAYS):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(measure.WAYS)}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason, WorkerSpec
@@ -30,23 +31,29 @@ class Subject:
     keeps_weights_apart_always: bool = False
 
 
-def torch_subject(gib: float) -> Subject:
+def torch_subject(gib: float, environment: Mapping[str, str] = MappingProxyType({})) -> Subject:
     """The torch reference engine with ``gib`` GiB of weights."""
     command = (*_example("torch_engine.py"), "--house", holder.HOUSE, "--weights-gib", f"{gib:g}")
 
     def worker(detached: bool, segments: Path) -> WorkerSpec:
         apart = ("--segments", str(segments)) if detached else ()
-        return WorkerSpec(command=(*command, *apart), gpus=1, boot_timeout_s=BOOT_S)
+        return _spec((*command, *apart), environment)
 
     return Subject("torch", f"{gib:g}GiB", worker, int((gib + 1) * (1 << 30)))
 
 
-def vllm_subject(model: Path | None, case: str | None, arguments: Sequence[str]) -> Subject:
+def vllm_subject(
+    model: Path | None,
+    case: str | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Subject:
     """vLLM with the model in the folder ``model``, in vLLM's normal process tree.
 
     Args:
         case: the model's name in the results; the folder's unless given.
         arguments: more of them for ``examples/vllm_engine.py``.
+        environment: of the worker.
 
     Raises:
         SnapshotError: ``configuration_invalid``: no such folder, or none with weights in safetensors.
@@ -61,10 +68,14 @@ def vllm_subject(model: Path | None, case: str | None, arguments: Sequence[str])
     command = (*_example("vllm_engine.py"), "--model", str(model.absolute()), *arguments)
 
     def worker(detached: bool, segments: Path) -> WorkerSpec:
-        return WorkerSpec(command=(*command, "--segments", str(segments)), gpus=1, boot_timeout_s=BOOT_S)
+        return _spec((*command, "--segments", str(segments)), environment)
 
     # The allocator rounds each block up: the segments are larger than the files.
     return Subject("vllm", case or model.absolute().name, worker, weights + (2 << 30), keeps_weights_apart_always=True)
+
+
+def _spec(command: tuple[str, ...], environment: Mapping[str, str]) -> WorkerSpec:
+    return WorkerSpec(command=command, environment=dict(environment), gpus=1, boot_timeout_s=BOOT_S)
 
 
 def _example(name: str) -> tuple[str, str]:
