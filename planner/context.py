@@ -67,18 +67,16 @@ def engine_sample(key: str, message: bytes) -> EngineSample:
 
 
 def _requests(group: object) -> float | None:
-    """Prefill and decode requests of one group; None where a count is not a number."""
+    """Prefill and decode requests of one group, left out counting as none; None where one is not a count."""
     if not isinstance(group, dict):
         return None
-    counts = [group.get(name, 0) for name in ("num_prefill_requests", "num_decode_requests")]
-    if not all(isinstance(count, int | float) for count in counts):
-        return None
-    return float(sum(counts))
+    prefill, decode = _amount(group, "num_prefill_requests", 0), _amount(group, "num_decode_requests", 0)
+    return None if prefill is None or decode is None else prefill + decode
 
 
-def _amount(group: object, name: str) -> float | None:
-    """A count or duration; None where it is missing or is none: what was not told is unknown, not zero."""
-    value = group.get(name) if isinstance(group, dict) else None
+def _amount(group: object, name: str, missing: float | None = None) -> float | None:
+    """A count or duration; None where it is none, and where it is missing: what was not told is unknown, not zero."""
+    value = group.get(name, missing) if isinstance(group, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return None
     return float(value)

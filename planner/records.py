@@ -1,8 +1,9 @@
 """Decision records: one line of JSON a tick and role, with what was seen, what was predicted and the reason.
 
-The whole observation is in it, so a log can be decided anew: :func:`read_observation` and the record's ``now``
-are what ``decide`` was given. NaN and infinity, which JSON does not know, come back as None; the policy takes
-all three for unreadable.
+A log can be decided anew: each run, from the plugin's start or reset to the next, begins with a line that holds
+the policy (:func:`beginning`), each record has its run, its tick and the whole observation, and
+:func:`read_observation` and the record's ``now`` are what ``decide`` was given. NaN and infinity, which JSON does
+not know, come back as None; the policy takes all three for unreadable.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import msgspec
 
 from planner.forecast import Forecast
+from planner.joint import JointPolicy
 from planner.observation import EngineSample, Observation, PoolView, Starting
 from planner.policy import Proposal
+from planner.source import code
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +40,39 @@ _NUMBERS = (
 """Fields of a sample after its identity and sequence number, in the order in which a record holds them."""
 
 
+def beginning(at: float, run: str, policy: JointPolicy) -> dict[str, Any]:
+    """The line before the first decisions of ``run``: the policy, and the digest of its code.
+
+    Args:
+        at: wall-clock seconds.
+    """
+    return {"at": at, "run": run, "begins": {"code": code(), "policy": policy.plain()}}
+
+
 def record(
-    at: float, observation: Observation, proposal: Proposal, *, now: float | None = None, ids: Mapping[str, str] = {}
+    at: float,
+    observation: Observation,
+    proposal: Proposal,
+    *,
+    now: float | None = None,
+    run: str = "",
+    tick: int = 0,
+    ids: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """One decision as JSON-ready values; loads are requests.
 
     Args:
         at: wall-clock seconds.
         now: the policy's clock.
+        run: see :func:`beginning`.
+        tick: from 1, without a gap: one that is not there was lost.
         ids: what leads on to Dynamo's audit and, through its decision, to orders and instances.
     """
     return {
         "at": at,
         "now": now,
+        "run": run,
+        "tick": tick,
         **ids,
         "role": proposal.role.value,
         "action": proposal.action.value,
@@ -150,12 +173,13 @@ class DecisionLog:
     def enabled(self) -> bool:
         return self._path is not None
 
-    def write(self, entry: dict[str, Any]) -> None:
+    def write(self, *entries: dict[str, Any]) -> None:
+        """Appends them, not to be parted by those of another planner."""
         if self._path is None:
             return
         try:
             with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(entry) + b"\n")
+                file.write(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
                 size = file.tell()
             if size >= self._max_bytes:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynamo_snapshot.cli.simulation_options import Changes, Jobs, Seeds, Traces, WhichHalf
 from dynamo_snapshot.replay.comparison.halves import Half
 
 if TYPE_CHECKING:
@@ -24,15 +25,18 @@ def policy() -> None:
     """Explain the planner's decisions, tune its policy on a trace, compare it with others."""
 
 
+LogFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DECISIONS.jsonl",
+        help="The planner plugin's decision log; with `up`, decisions.jsonl in the runtime folder.",
+    ),
+]
+
+
 @app.command("explain")
 def explain(
-    log_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DECISIONS.jsonl",
-            help="The planner plugin's decision log; with `up`, decisions.jsonl in the runtime folder.",
-        ),
-    ],
+    log_file: LogFile,
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="2026-11-30T15:20:18, 15:20:18, or -90: seconds before the last decision."),
@@ -61,12 +65,27 @@ def explain(
         console.print(f"\n{log.unreadable} lines could not be read and were left out.", style="dim")
 
 
+@app.command("verify")
+def verify(log_file: LogFile) -> None:
+    """Decide anew, from what the planner saw, and say whether its log holds just these decisions.
+
+    Exit status 1 where one differs or the log is not whole.
+    """
+    from dynamo_snapshot.cli.running import output
+    from dynamo_snapshot.replay.decisions.anew import outcome
+    from dynamo_snapshot.replay.decisions.anew import verify as decide_anew
+
+    console = output()
+    found = decide_anew(log_file)
+    for sentence, good in outcome(found):
+        console.print(sentence, markup=False, style=None if good else "yellow")
+    if not found.holds:
+        raise typer.Exit(1)
+
+
 @app.command("tune")
 def tune(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[TRACE]…", help="Your traces; without any, the bundled five minutes of Azure's."),
-    ] = None,
+    traces: Traces = None,
     start: Annotated[
         str, typer.Option(metavar="MODEL", help="How long your replicas take to serve: restore-2s, cold-45s, …")
     ] = "restore-2s",
@@ -82,17 +101,10 @@ def tune(
     gpu_hours: Annotated[
         float | None, typer.Option(min=0, help="Or: the most GPU-hours that the trace may take.")
     ] = None,
-    half: Annotated[Half, typer.Option(help="Which part of each trace.")] = Half.WHOLE,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other start-up times.")] = 3,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="FIELD=VALUE",
-            help="Engine, bounds and objectives, as max_replicas=8 or engine.speed=2; may be repeated.",
-        ),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one a processor.")] = None,
+    half: WhichHalf = Half.WHOLE,
+    seeds: Seeds = 3,
+    changes: Changes = None,
+    jobs: Jobs = None,
 ) -> None:
     """Try the settings of the planner's policy on a trace and recommend one.
 
@@ -134,7 +146,7 @@ def bench(
     half: Annotated[Half, typer.Option(help="Which half of each trace; the second is for knobs that are final.")] = (
         Half.FIRST
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other start-up times.")] = 5,
+    seeds: Seeds = 5,
     traces: Annotated[
         list[str] | None, typer.Option("--trace", metavar="NAME", help="Only this trace; may be repeated.")
     ] = None,
@@ -146,7 +158,7 @@ def bench(
     ),
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the frontiers as SVG.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run anew what the table holds already.")] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one a processor.")] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Run every policy with every setting of its sweep on the published traces, and say who beats whom.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynamo_snapshot.cli.simulation_options import Changes, Jobs, Seeds, Traces, WhichHalf
 from dynamo_snapshot.replay.comparison.halves import Half
 
 if TYPE_CHECKING:
@@ -26,10 +27,7 @@ FIGURES = 92
 
 
 def replay(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[TRACE]…", help="Request traces; without any, the bundled five minutes of Azure's."),
-    ] = None,
+    traces: Traces = None,
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,19 +45,12 @@ def replay(
             "may be repeated. Without any, restore-2s and cold-45s.",
         ),
     ] = None,
-    half: Annotated[Half, typer.Option(help="Which part of each trace.")] = Half.WHOLE,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other start-up times.")] = 3,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="FIELD=VALUE",
-            help="Engine, bounds and objectives, as max_replicas=8 or engine.speed=2; may be repeated.",
-        ),
-    ] = None,
+    half: WhichHalf = Half.WHOLE,
+    seeds: Seeds = 3,
+    changes: Changes = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one a processor.")] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Simulate scaling policies on request traces and compare what they keep and what they cost.
 

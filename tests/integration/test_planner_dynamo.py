@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import pytest
 import yaml
 from support.dynamo_world import environment, inherited, instances, models
 
+from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, StartTimes, Way, encode
 from dynamo_snapshot.replay.chat import Endpoint
+from dynamo_snapshot.replay.decisions.anew import verify
 from dynamo_snapshot.replay.load import LoadGenerator
 from dynamo_snapshot.replay.trace import TraceRequest
 from planner.config import RoleBounds, external_planner_config, planner_config, plugin_options
@@ -134,7 +138,8 @@ async def start_planner(world: World, config: dict[str, Any]) -> Any:
 
 def decisions(world: World) -> list[dict[str, Any]]:
     path = world.folder / "decisions.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [entry for entry in map(json.loads, lines) if "role" in entry]
 
 
 def spike(frontend_url: str, world: World) -> LoadGenerator:
@@ -189,3 +194,91 @@ async def test_the_same_over_grpc_and_again_after_the_plugin_was_killed(world: W
     async with asyncio.timeout(10):
         assert await second.wait() == 0
     assert "unregistered" in (world.folder / "plugin-2.log").read_text()
+
+
+async def tell_of_the_fleet(path: Path) -> None:
+    """A fleet controller's status, three times a second, as of a fleet that restores one replica after another."""
+    while True:
+        at = time.time()
+        pool = PoolStatus(pool="main", role="decode", target=2, achievable=2, serving=1, pending=1, draining=0)
+        replica = ReplicaStatus(
+            replica_id="r", pool="main", node="n", state=ReplicaState.RESTORING, since=at - at % 2, way=Way.RESTORE
+        )
+        times = StartTimes(pool="main", way=Way.RESTORE, seconds=(0.7, 0.9, 1.1))
+        status = FleetStatus(fleet="f", at=at, fence=1, pools=(pool,), replicas=(replica,), start_times=(times,))
+        path.with_suffix(".new").write_bytes(encode(status))
+        path.with_suffix(".new").replace(path)
+        await asyncio.sleep(0.3)
+
+
+@asynccontextmanager
+async def meanwhile(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks)
+
+
+async def acknowledge(world: World) -> None:
+    while True:
+        await world.decision(60)
+
+
+async def verified(log: Path) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", "policy", "verify", str(log)]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=inherited())
+    output, _ = await child.communicate()
+    return child.returncode, output.decode()
+
+
+@pytest.mark.timeout(120)
+async def test_what_a_live_planner_saw_is_decided_again_the_same(world: World, frontend_url: str) -> None:
+    log, status = world.folder / "decisions.jsonl", world.folder / "fleet-status.json"
+    config = planner_config(
+        namespace=world.namespace,
+        model_name=world.namespace,
+        roles={"decode": RoleBounds(1, 3)},
+        tick_s=0.25,
+        ttft_objective_s=0.5,
+        miss_cost_s=1.0,
+        scale_down_after_s=2,
+        fleet_status_path=str(status),
+        decision_log_path=str(log),
+    )
+    requests = [TraceRequest(0.5 * (number // 12), 3000, 12) for number in range(30)]
+    async with meanwhile(tell_of_the_fleet(status), acknowledge(world)):
+        planner = await start_planner(world, config)
+        await world.until(lambda: bool(decisions(world)), START_S)
+        load = asyncio.create_task(LoadGenerator(requests, Endpoint(frontend_url, world.namespace)).run())
+        await world.add_worker()
+        assert (await load).failed == 0
+        await world.remove_worker()
+        await world.until(lambda: any(entry["action"] == "lower" for entry in decisions(world)))
+    planner.terminate()
+    async with asyncio.timeout(20):
+        await planner.wait()
+
+    made = decisions(world)
+    assert {"start", "raise", "hold", "lower"} <= {entry["action"] for entry in made}
+    assert any(entry["forecast"] for entry in made)
+    assert any(entry["observation"]["pool"]["starting"] for entry in made)
+    assert any(len(entry["observation"]["samples"]) == 2 for entry in made)
+    found = verify(log)
+    assert found.holds, found.first
+    assert found.same == len(made)
+    status_code, said = await verified(log)
+    assert status_code == 0
+    assert f"{len(made)} of {len(made)} decisions came out the same when they were decided anew." in said
+
+    lines = log.read_bytes().splitlines()
+    for index, line in enumerate(lines):
+        if b'"action":"raise"' in line:
+            lines[index] = line.replace(b'"action":"raise","replicas":', b'"action":"raise","replicas":1')
+    log.write_bytes(b"\n".join(lines) + b"\n")
+    status_code, said = await verified(log)
+    assert status_code == 1
+    assert "decode: replicas is 1" in said

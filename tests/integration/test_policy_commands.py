@@ -98,6 +98,7 @@ def test_the_same_command_gives_the_same_figures(tmp_path: Path) -> None:
         (("replay", "/nowhere/trace.csv"), "/nowhere/trace.csv"),
         (("policy", "tune", "--knob", "miss_cost=1,2"), "has no knob miss_cost"),
         (("policy", "explain", "/nowhere/decisions.jsonl"), "cannot be read"),
+        (("policy", "verify", "/nowhere/decisions.jsonl"), "cannot be read"),
         (("policy", "bench", "/nowhere"), "/nowhere does not hold"),
     ],
 )

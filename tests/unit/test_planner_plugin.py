@@ -109,7 +109,8 @@ async def test_the_plugin_proposes_set_with_a_floor_and_its_reason(tmp_path: Pat
     targets = [(target.sub_component_type, target.type, target.replicas) for target in answer.override.targets]
     assert targets == [("decode", OverrideType.SET, 5), ("decode", OverrideType.AT_LEAST, 5)]
     assert "9 running + 0 queued on 2 of 2 ready workers, 2 a replica" in answer.override.reason
-    (written,) = [json.loads(line) for line in log.read_text().splitlines()]
+    begins, written = [json.loads(line) for line in log.read_text().splitlines()]
+    assert begins["begins"]["policy"]["roles"]["decode"]["target_requests_per_replica"] == 2
     assert (written["replicas"], written["ready"], written["running"]) == (5, 2, 9)
     assert written["reason"] in answer.override.reason
 

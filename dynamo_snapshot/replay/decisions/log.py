@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -68,6 +68,13 @@ class Decision(msgspec.Struct, frozen=True):
     decision_id: str = ""
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """The line before the decisions of a run; see ``planner.records.beginning``."""
+
+    run: str
+    begins: dict[str, Any]
+
+
 class Log(NamedTuple):
     """Decisions, oldest first, and how many lines were none."""
 
@@ -83,20 +90,34 @@ def read_log(path: Path) -> Log:
     """
     decisions: list[Decision] = []
     unreadable = 0
-    older = path.with_name(path.name + ".1")
-    try:
-        lines = [line for file in (older, path) if file == path or file.exists() for line in _lines(file)]
-    except OSError as error:
-        raise _invalid(f"{path} cannot be read: {error.strerror}") from error
-    decoder = msgspec.json.Decoder(Decision)
-    for line in lines:
+    decoder, beginnings = msgspec.json.Decoder(Decision), msgspec.json.Decoder(Beginning)
+    for line in lines(path):
         try:
             decisions.append(decoder.decode(line))
         except msgspec.DecodeError:
-            unreadable += 1
+            try:
+                beginnings.decode(line)
+            except msgspec.DecodeError:
+                unreadable += 1
     if not decisions:
-        raise _invalid(f"{path} holds no decision")
+        raise no_decision(path)
     return Log(tuple(sorted(decisions, key=lambda decision: decision.at)), unreadable)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of the log at ``path``, after those of ``<path>.1``; raises as :func:`read_log`."""
+    older = path.with_name(path.name + ".1")
+    try:
+        for file in (older, path):
+            if file == path or file.exists():
+                with file.open("rb") as log:
+                    yield from (line for line in log if line.strip())
+    except OSError as error:
+        raise _invalid(f"{path} cannot be read: {error.strerror}") from error
+
+
+def no_decision(path: Path) -> SnapshotError:
+    return _invalid(f"{path} holds no decision")
 
 
 def of_role(decisions: Iterable[Decision], role: str | None) -> tuple[Decision, ...]:
@@ -151,10 +172,6 @@ def _clock(text: str, last: float) -> float:
         ) from error
     # A log that ended just after midnight is asked about the evening before.
     return (at if at <= day else at - timedelta(days=1)).timestamp()
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    return (line for line in path.read_bytes().splitlines() if line.strip())
 
 
 def _invalid(message: str) -> SnapshotError:

@@ -1,0 +1,240 @@
+"""A decision log decided anew: the plugin's own log holds, and whatever is changed in it is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, StartTimes, Way
+from dynamo_snapshot.replay.decisions.anew import Verification, decide_anew, outcome, verify
+from planner.engine import ScalingEngine
+from planner.fleet_status import NoFleetStatus
+from planner.joint import JointPolicy
+from planner.observation import Role
+from planner.records import DecisionLog
+
+ROLES: dict[str, dict[str, Any]] = {
+    "decode": {"ttft_objective_s": 1.5, "itl_objective_s": 0.1, "max_replicas": 6},
+    "prefill": {"ttft_objective_s": 1.5, "max_replicas": 6},
+}
+TICKS = 60
+
+
+class Status(NoFleetStatus):
+    """A fleet that restores one replica after another."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+
+    def latest(self) -> FleetStatus:
+        at = self._wall()
+        starting = ReplicaStatus(
+            replica_id="r1", pool="main", node="n", state=ReplicaState.RESTORING, since=at - at % 2, way=Way.RESTORE
+        )
+        return FleetStatus(
+            fleet="f",
+            at=at,
+            fence=1,
+            pools=(PoolStatus(pool="main", role="decode", target=2, achievable=2, serving=1, pending=1, draining=0),),
+            replicas=(starting,),
+            start_times=(StartTimes(pool="main", way=Way.RESTORE, seconds=(1.5, 2.0, 0.1 + 0.2)),),
+        )
+
+
+def message(tick: int, requests: int) -> bytes:
+    scheduled = {"num_prefill_requests": 1, "sum_prefill_tokens": 1700, "num_decode_requests": requests}
+    scheduled["sum_decode_kv_tokens"] = 900 * requests
+    queued = {"num_prefill_requests": requests, "sum_prefill_tokens": 1700 * requests}
+    content = {"counter_id": 9 * tick, "wall_time": 0.1 + tick / 3000, "scheduled_requests": scheduled}
+    return msgspec.msgpack.encode({**content, "queued_requests": queued})
+
+
+def context(tick: int) -> Any:
+    """Calm and bursts; at some ticks an engine is silent, tells nonsense, or the count is unknown."""
+    requests = 12 if 20 <= tick < 30 or tick % 17 == 0 else 1
+    engines = {"1/0": message(tick, requests), "2/0": message(tick, requests)}
+    if tick % 7 == 0:
+        del engines["2/0"]
+    if tick % 11 == 0:
+        engines["1/0"] = b"nonsense"
+    return SimpleNamespace(
+        request_id=f"t{tick}",
+        decision_id=f"d{tick}",
+        observations=SimpleNamespace(
+            workers=SimpleNamespace(ready_decode=None if tick % 13 == 0 else 2, ready_prefill=2),
+            fpm=SimpleNamespace(decode_engines=engines, prefill_engines=engines),
+        ),
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.1
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written(path: Path, *, budget: int | None = 8, resets: tuple[int, ...] = (), max_bytes: int = 1 << 30) -> Path:
+    """A log as the plugin writes it, of a minute at one tick a second."""
+    clock = Clock()
+    engine = ScalingEngine(
+        JointPolicy.of(ROLES, budget, {"decode": 1, "prefill": 2}),
+        Status(clock),
+        DecisionLog(path, max_bytes),
+        clock=clock,
+        wall_clock=clock,
+    )
+    for tick in range(TICKS):
+        if tick in resets:
+            engine.reset()
+        engine.propose(context(tick))
+        clock.now += 1.0
+    return path
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = written(tmp_path_factory.mktemp("log") / "decisions.jsonl", resets=(40,))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def copied(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    copy: list[dict[str, Any]] = json.loads(json.dumps(entries))
+    return copy
+
+
+def said(found: Verification) -> str:
+    return " ".join(sentence for sentence, _ in outcome(found))
+
+
+def test_the_plugins_log_holds_over_resets_bursts_and_silences(entries: list[dict[str, Any]]) -> None:
+    found = decide_anew(entries)
+    assert found.holds, found.first
+    assert (found.same, found.different) == (2 * TICKS, 0)
+    assert said(found) == f"{2 * TICKS} of {2 * TICKS} decisions came out the same when they were decided anew."
+    acted = {entry["action"] for entry in entries if "role" in entry}
+    assert {"start", "raise", "hold"} <= acted, "the log has to have something in it"
+    assert any("within the budget" in entry.get("reason", "") for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("replicas", 5), ("floor", 0), ("action", "lower"), ("reason", "because"), ("desired", None), ("running", 3.0)],
+)
+def test_a_decision_that_was_changed_is_found(entries: list[dict[str, Any]], name: str, value: Any) -> None:
+    changed = copied(entries)
+    tampered = next(entry for entry in changed if entry.get("tick") == 12 and entry["role"] == "prefill")
+    assert tampered[name] != value
+    before, tampered[name] = tampered[name], value
+    found = decide_anew(changed)
+    assert not found.holds
+    assert found.different == 1
+    assert found.first is not None
+    assert found.first.at == tampered["at"]
+    assert f"tick 12, prefill: {name} is {value!r} in the log, {before!r} decided anew" in found.first.what
+
+
+def test_what_was_seen_and_what_was_predicted_cannot_be_changed_either(entries: list[dict[str, Any]]) -> None:
+    changed = copied(entries)
+    seen = next(entry for entry in changed if entry.get("tick") == 25 and entry["role"] == "decode")
+    seen["observation"]["samples"][0][4] += 400
+    assert decide_anew(changed).different > 0
+    changed = copied(entries)
+    predicted = next(entry for entry in changed if entry.get("tick") == 25 and entry.get("forecast"))
+    predicted["forecast"]["candidates"][0]["cost"] *= 1.01
+    found = decide_anew(changed)
+    assert found.first is not None
+    assert "forecast.candidates[0].cost" in found.first.what
+
+
+def test_a_knob_that_was_changed_is_found(entries: list[dict[str, Any]]) -> None:
+    changed = copied(entries)
+    changed[0]["begins"]["policy"]["roles"]["decode"]["miss_cost_s"] = 500.0
+    assert decide_anew(changed).different > 0
+
+
+def test_lines_that_were_taken_out_or_put_in_are_found(entries: list[dict[str, Any]]) -> None:
+    first = entries[0]["run"]
+    without = [entry for entry in entries if (entry["run"], entry.get("tick")) != (first, 9)]
+    found = decide_anew(without)
+    assert found.first is not None
+    assert "tick 10 cannot be decided anew: it follows tick 8" in found.first.what
+    assert found.after_gap == 2 * (40 - 9)
+    # The next run begins with nothing to remember.
+    assert found.same == 2 * 8 + 2 * 20
+    one_role = [entry for entry in entries if not (entry.get("tick") == 9 and entry["role"] == "decode")]
+    assert "it has decisions for prefill" in said(decide_anew(one_role))
+    twice = [copy for entry in entries for copy in (entry, entry)[: 1 + (entry.get("tick") == 9)]]
+    assert "it has decisions for decode, decode, prefill, prefill" in said(decide_anew(twice))
+
+
+def test_a_log_whose_beginning_was_moved_away_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", max_bytes=60_000, resets=(50,))
+    found = verify(path)
+    assert found.holds
+    assert found.same == 20
+    assert 0 < found.without_beginning < 2 * TICKS
+    assert "the beginning of their run is not in the log" in said(found)
+
+
+def test_a_log_without_any_beginning_is_not_said_to_hold(entries: list[dict[str, Any]]) -> None:
+    assert not decide_anew(entry for entry in entries if "begins" not in entry).holds
+    assert not decide_anew([]).holds
+
+
+def test_two_planners_in_one_log_are_told_apart(tmp_path: Path) -> None:
+    logs = [written(tmp_path / name).read_bytes().splitlines() for name in ("one", "other")]
+    both = tmp_path / "both"
+    mixed = [line for pair in zip(*logs, strict=True) for line in pair]
+    # The lines of one tick are written at once, so they are not parted.
+    ticks = [(json.loads(line)["run"], json.loads(line).get("tick", 0)) for line in mixed]
+    order = sorted(range(len(mixed)), key=lambda index: (ticks[index][1], ticks[index][0], index))
+    both.write_bytes(b"".join(mixed[index] + b"\n" for index in order))
+    found = verify(both)
+    assert found.holds
+    assert found.same == 4 * TICKS
+
+
+def test_other_code_is_named(entries: list[dict[str, Any]]) -> None:
+    changed = copied(entries)
+    changed[0]["begins"]["code"] = "0123456789ab"
+    found = decide_anew(changed)
+    assert found.holds
+    assert "written by other code (0123456789ab;" in said(found)
+
+
+@pytest.mark.parametrize("begins", [None, {}, {"policy": {"roles": {"decode": {"knob": 3}}}, "code": "x"}])
+def test_a_beginning_that_is_none_is_said(entries: list[dict[str, Any]], begins: Any) -> None:
+    changed = copied(entries)
+    changed[0]["begins"] = begins
+    found = decide_anew(changed)
+    assert not found.holds
+    assert "the policy at the beginning of run" in said(found)
+
+
+def test_lines_that_cannot_be_read_are_lines_that_are_missing(tmp_path: Path) -> None:
+    path = written(tmp_path / "log")
+    torn = path.read_bytes().splitlines()
+    torn[10] = torn[10][:100]
+    path.write_bytes(b"\n".join(torn) + b"\n")
+    assert not verify(path).holds
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        verify(tmp_path / "nowhere")
+    path.write_text("nothing\n")
+    with pytest.raises(SnapshotError, match="holds no decision"):
+        verify(path)
+
+
+def test_a_policy_is_the_same_from_its_plain_values() -> None:
+    policy = JointPolicy.of(ROLES, 8, {"decode": 1, "prefill": 2})
+    again = JointPolicy.of(**json.loads(json.dumps(policy.plain())))
+    assert again == policy
+    assert set(again.policies) == {Role.DECODE, Role.PREFILL}
