@@ -21,7 +21,7 @@ from planner.startup import restore_times
 log = logging.getLogger(__name__)
 
 _PENDING = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING, ReplicaState.RESTORING, ReplicaState.RESUMING})
-_NOT_SERVING = frozenset({ReplicaState.DRAINING, ReplicaState.STOPPED, ReplicaState.FAILED})
+_NOT_SERVING = _PENDING | {ReplicaState.PARKED, ReplicaState.DRAINING, ReplicaState.STOPPED, ReplicaState.FAILED}
 
 
 class FleetStatusSource(Protocol):

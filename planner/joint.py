@@ -1,21 +1,44 @@
-"""All roles' policies and the GPU budget over them: pure, as each of them is.
+"""All roles' policies, the GPU budget over them, and who else decides: pure, as each of them is.
 
 ``decide(observations, memories, now) -> (proposals, memories)`` is what the plugin runs at each tick, and what
 a decision log is decided anew with.
+
+Two planners on one fleet, as for a moment in a rolling update, must not undo each other's decisions by turns. A
+target of the fleet that is not among what this one has said is somebody else's: it is taken over as if it were
+one's own, so it holds for a whole window, and twice as long where it is more than this one had asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from planner.budget import Want, allocate
-from planner.observation import Observation, Role
-from planner.policy import LoadPolicy, Memory, Proposal
+from planner.observation import Observation, PoolView, Role
+from planner.policy import MOST_PATIENCE, LoadPolicy, Memory, Proposal
+from planner.window import NeedWindow
 
-Memories = Mapping[Role, Memory]
+MOST_SAID = 32
+"""So many decisions are kept that the fleet has not shown yet."""
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """What is carried from one tick to the next for one role."""
+
+    policy: Memory = field(default_factory=Memory)
+    said: tuple[int, ...] = ()
+    """What was asked for, oldest first, from the decision that the fleet last showed."""
+    told: int | None = None
+    """The fleet's target as its status last showed it."""
+    taken_over_at: float | None = None
+    """When the fleet last showed a target that somebody else decided."""
+
+
+Memories = Mapping[Role, RoleMemory]
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ class JointPolicy:
 
     def fresh(self) -> Memories:
         """The memories of a start."""
-        return {role: Memory() for role in self.policies}
+        return {role: RoleMemory() for role in self.policies}
 
     def decide(
         self, observations: Mapping[Role, Observation], memories: Memories, now: float
@@ -92,11 +115,16 @@ class JointPolicy:
             observations: of every role that has a policy.
             now: seconds of a clock that never goes back.
         """
-        decided = {
-            role: policy.decide(observations[role], memories[role], now) for role, policy in self.policies.items()
-        }
-        proposals = self._within_budget({role: proposal for role, (proposal, _) in decided.items()})
-        return proposals, {role: memory for role, (_, memory) in decided.items()}
+        proposals: dict[Role, Proposal] = {}
+        kept: dict[Role, RoleMemory] = {}
+        for role, policy in self.policies.items():
+            memory = _hearing(memories[role], observations[role].pool, now, policy.scale_down_after_s)
+            proposal, after = policy.decide(observations[role], memory.policy, now)
+            if memory.taken_over_at == now:
+                proposal = replace(proposal, reason=f"{proposal.reason}; somebody else decided {memory.told}")
+            proposals[role], kept[role] = proposal, replace(memory, policy=after)
+        proposals = self._within_budget(proposals)
+        return proposals, {role: _saying(memory, proposals[role].replicas) for role, memory in kept.items()}
 
     def _within_budget(self, proposals: dict[Role, Proposal]) -> dict[Role, Proposal]:
         """A role without an opinion is counted with its most: what it has is not known."""
@@ -120,6 +148,34 @@ class JointPolicy:
             role: proposal if role not in given else _cut(proposal, given[role], self.gpu_budget)
             for role, proposal in proposals.items()
         }
+
+
+def _hearing(memory: RoleMemory, pool: PoolView | None, now: float, window_s: float) -> RoleMemory:
+    """Takes note of the fleet's target; one that was never said here is taken over."""
+    if pool is None or pool.target == memory.told:
+        return memory
+    heard = replace(memory, told=pool.target)
+    if pool.target in memory.said:
+        return replace(heard, said=memory.said[memory.said.index(pool.target) :])
+    if memory.told is None or not memory.said:
+        return heard  # the first that is shown, or from before the first decision
+    more = pool.target > memory.said[-1]
+    policy = replace(
+        memory.policy,
+        target=pool.target,
+        free=pool.target,
+        changed_at=now,
+        lowered_at=-math.inf,
+        window=NeedWindow().add(now, pool.target, window_s),
+        patience=min(MOST_PATIENCE, 2 * memory.policy.patience) if more else memory.policy.patience,
+    )
+    return replace(heard, said=(pool.target,), policy=policy, taken_over_at=now)
+
+
+def _saying(memory: RoleMemory, replicas: int | None) -> RoleMemory:
+    if replicas is None or memory.said[-1:] == (replicas,):
+        return memory
+    return replace(memory, said=(*memory.said, replicas)[-MOST_SAID:])
 
 
 def _cut(proposal: Proposal, replicas: int, budget: int | None) -> Proposal:

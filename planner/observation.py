@@ -59,7 +59,7 @@ class PoolView:
     achievable: int
     unachievable_reason: str | None = None
     not_serving: frozenset[str] = frozenset()
-    """Worker ids the fleet knows and that do not serve: draining, stopped, failed."""
+    """Worker ids the fleet knows and that do not serve: on their way, draining, stopped, failed."""
     discovery_known: bool = True
     starting: tuple[Starting, ...] = ()
     start_times: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))

@@ -161,7 +161,8 @@ class LoadPolicy:
     def _start(self, observation: Observation, load: Load, memory: Memory, now: float) -> tuple[Proposal, Memory]:
         if observation.ready is None:
             return Proposal(self.role, Action.NOTHING, "no opinion: " + "; ".join(load.unknown), load=load), memory
-        there = max(observation.ready, observation.pool.target if observation.pool else 0)
+        # What is ready beyond the fleet's target drains; what is not ready yet is on its way.
+        there = observation.pool.target if observation.pool else observation.ready
         need = self._need(observation, load, memory)
         target = self._bounded(max(there, need.rise))
         memory = replace(

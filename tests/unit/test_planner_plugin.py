@@ -115,6 +115,28 @@ async def test_the_plugin_proposes_set_with_a_floor_and_its_reason(tmp_path: Pat
     assert written["reason"] in answer.override.reason
 
 
+async def test_every_answer_has_the_numbers_and_the_reason_of_its_own_tick_and_the_log_the_same(tmp_path: Path) -> None:
+    """Raised, held, unknown: no reason stands still, and none is lost on its way into the answer."""
+    from dynamo.planner.plugins.types import OverrideType, ProposeStageRequest
+
+    log = tmp_path / "decisions.jsonl"
+    plugin = SnapshotScaling(roles={"decode": {"target_requests_per_replica": 2}}, decision_log_path=str(log))
+    answers = []
+    for number, recorded in enumerate(RECORDED * 3):
+        context = pydantic_context(recorded)
+        if number % 3 == 1:
+            context.observations.fpm.decode_engines.popitem()
+        answer = (await plugin.Propose(ProposeStageRequest(context=context))).override
+        sizes = {target.type: target.replicas for target in answer.targets}
+        answers.append((sizes[OverrideType.SET], sizes[OverrideType.AT_LEAST], answer.reason))
+    written = [json.loads(line) for line in log.read_text().splitlines()][1:]
+    assert answers == [(entry["replicas"], entry["floor"], f"decode: {entry['reason']}") for entry in written]
+    for entry in written:
+        assert f"{entry['running']:g} running + {entry['queued']:g} queued" in entry["reason"]
+        assert ("unknown: no metrics from 1 of 2 ready workers" in entry["reason"]) == bool(entry["unknown"])
+    assert {"start", "hold"} <= {entry["action"] for entry in written}
+
+
 async def test_the_plugin_has_no_opinion_while_nothing_is_known() -> None:
     from dynamo.planner.plugins.types import PipelineContext, ProposeStageRequest
 

@@ -1,0 +1,131 @@
+"""The planner's plugin over the fleet core's simulated world, in virtual time: the whole loop but Dynamo.
+
+Workers that serve share the requests that are there evenly and tell of them as Dynamo's engines do; a decision is
+written, as Dynamo's connector does it, where it differs from the one that stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import msgspec
+from fleet_world import World, rules
+from simulated_node import Luck
+
+from dynamo_snapshot.fleet.core.rules import Rules
+from dynamo_snapshot.fleet.status import fleet_status
+from dynamo_snapshot.model import FleetStatus
+from planner.engine import ScalingEngine
+from planner.fleet_status import NoFleetStatus
+from planner.joint import JointPolicy
+from planner.policy import Proposal
+from planner.records import DecisionLog
+
+KNOBS: dict[str, Any] = {
+    "target_requests_per_replica": 4,
+    "max_replicas": 8,
+    "scale_down_after_s": 20.0,
+    "cooldown_s": 5.0,
+}
+SLOTS = 4
+"""Requests that a worker has running; further ones queue."""
+
+
+class Told(NoFleetStatus):
+    """The status that the fleet controller would have published."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def latest(self) -> FleetStatus:
+        return fleet_status(self._world.state, self._world.now)
+
+
+class PlannedFleet:
+    """A pool of decode workers, its fleet controller, and one planner or several.
+
+    ``sizes`` are the decisions that were written, ``said`` the newest planner's proposals, one a tick.
+    """
+
+    def __init__(
+        self,
+        luck: Luck | None = None,
+        fleet: Rules | None = None,
+        tick_s: float = 1.0,
+        **knobs: Any,
+    ) -> None:
+        self.world = World(fleet or rules(), luck)
+        self.tick_s = tick_s
+        self.knobs = {**KNOBS, **knobs}
+        self.planners: list[ScalingEngine] = []
+        self.sizes: list[int] = []
+        self.said: list[Proposal] = []
+        self.serving: list[int] = []
+        self.starting: list[int] = []
+        self._passes = 0
+
+    def add_planner(self) -> None:
+        engine = ScalingEngine(
+            JointPolicy.of({"decode": self.knobs}),
+            Told(self.world),
+            DecisionLog(None),
+            clock=lambda: self.world.now,
+            wall_clock=lambda: self.world.now,
+        )
+        self.planners.append(engine)
+
+    def run(self, seconds: float, requests: float) -> None:
+        """Lets time pass with so many requests there; the planners' ticks are spread evenly over each interval."""
+        for _ in range(round(seconds / self.tick_s)):
+            for planner in self.planners:
+                self.world.run(self.tick_s / len(self.planners))
+                self._decide(planner, requests)
+
+    def reach(self, replicas: int, requests: float) -> None:
+        """Lets the first worker boot and be captured, and the fleet grow to what ``requests`` need."""
+        self.world.run(15)
+        self.add_planner()
+        self.run(30, requests)
+        assert len(self.world.serving()) == replicas
+
+    def _decide(self, planner: ScalingEngine, requests: float) -> None:
+        workers = {f"{replica.instance_id}/0": replica for replica in self.world.serving()}
+        self._passes += 1
+        each = requests / len(workers) if workers else 0.0
+        engines = {key: message(self._passes, each) for key in workers}
+        (proposal,) = planner.propose(context(len(workers), engines))
+        status = fleet_status(self.world.state, self.world.now).pools[0]
+        self.said.append(proposal)
+        self.serving.append(status.serving)
+        self.starting.append(status.pending)
+        if proposal.replicas is not None and self.sizes[-1:] != [proposal.replicas]:
+            self.sizes.append(proposal.replicas)
+            self.world.decide(proposal.replicas)
+
+
+def message(passes: int, requests: float) -> bytes:
+    """Forward-pass metrics of one worker with so many requests."""
+    running = min(SLOTS, requests)
+    scheduled = {"num_decode_requests": running, "sum_decode_kv_tokens": 100 * running}
+    queued = {"num_prefill_requests": requests - running, "sum_prefill_tokens": 500 * (requests - running)}
+    content = {"counter_id": passes, "wall_time": 0.02, "scheduled_requests": scheduled, "queued_requests": queued}
+    return msgspec.msgpack.encode(content)
+
+
+def context(
+    ready: int | None,
+    engines: Mapping[str, bytes],
+    ready_prefill: int | None = None,
+    prefill: Mapping[str, bytes] = MappingProxyType({}),
+) -> Any:
+    """What Dynamo's planner gives the plugin at a tick: workers, and engines' metrics by worker and rank."""
+    return SimpleNamespace(
+        request_id="tick",
+        decision_id="decision",
+        observations=SimpleNamespace(
+            workers=SimpleNamespace(ready_decode=ready, ready_prefill=ready_prefill),
+            fpm=SimpleNamespace(decode_engines=engines, prefill_engines=prefill),
+        ),
+    )
