@@ -11,8 +11,8 @@ import msgspec
 from dynamo_snapshot.replay.comparison.fingerprint import code_of
 from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.parallel import work
-from dynamo_snapshot.replay.comparison.rows import family
-from dynamo_snapshot.replay.comparison.runs import Run, perform
+from dynamo_snapshot.replay.comparison.rows import CEILING, family
+from dynamo_snapshot.replay.comparison.runs import Run, perform_all
 from dynamo_snapshot.replay.comparison.sources import part
 
 
@@ -37,21 +37,33 @@ def conduct(
     """
     # A run takes about as long as it has requests.
     weights = {run: len(part(run.source, run.half).requests) for run in runs}
-    total, done_weight = sum(weights.values()), 0
+    total, done, done_weight = sum(weights.values()), 0, 0
     began = time.monotonic()
     tell(Progress(0, len(runs), 0.0, None))
-    for done, (run, lane) in enumerate(work(perform, _in_turn(runs), processes), start=1):
-        done_weight += weights[run]
-        elapsed = time.monotonic() - began
-        yield Lane(msgspec.structs.replace(lane.row, code=code_of(lane.row.policy)), lane.sizes)
-        tell(Progress(done, len(runs), elapsed, elapsed * (total - done_weight) / done_weight))
+    for together, lanes in work(perform_all, _in_turn(_pieces(runs)), processes):
+        for run, lane in zip(together, lanes, strict=True):
+            done += 1
+            done_weight += weights[run]
+            elapsed = time.monotonic() - began
+            yield Lane(msgspec.structs.replace(lane.row, code=code_of(lane.row.policy)), lane.sizes)
+            tell(Progress(done, len(runs), elapsed, elapsed * (total - done_weight) / done_weight))
 
 
-def _in_turn(runs: Sequence[Run]) -> list[Run]:
-    """Traces and policies in turn, so that an estimate from what is done holds for what is left."""
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+def _pieces(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """What one process carries out: one run, or for the ceiling all seeds, as they share what it foresees."""
+    pieces: dict[Run, list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.source.name, run.half, family(run.policy)[0]), []).append(run)
-    # Each group's runs are spread evenly over the whole.
-    places = [((index + 0.5) / len(group), run) for group in groups.values() for index, run in enumerate(group)]
-    return [run for _, run in sorted(places, key=lambda place: place[0])]
+        shares = family(run.policy)[0] == CEILING
+        pieces.setdefault(msgspec.structs.replace(run, seed=0) if shares else run, []).append(run)
+    return [tuple(piece) for piece in pieces.values()]
+
+
+def _in_turn(pieces: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
+    """Traces and policies in turn, so that an estimate from what is done holds for what is left."""
+    groups: dict[tuple[str, str, str], list[tuple[Run, ...]]] = {}
+    for piece in pieces:
+        run = piece[0]
+        groups.setdefault((run.source.name, run.half, family(run.policy)[0]), []).append(piece)
+    # Each group's pieces are spread evenly over the whole.
+    places = [((index + 0.5) / len(group), piece) for group in groups.values() for index, piece in enumerate(group)]
+    return [piece for _, piece in sorted(places, key=lambda place: place[0])]

@@ -20,6 +20,7 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 PR_SET_PDEATHSIG = 1
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def work(do: Callable[[Piece], Result], pieces: Sequence[Piece], processes: int) -> Iterator[tuple[Piece, Result]]:
@@ -51,7 +52,7 @@ def _on_processes(
         others = set(multiprocessing.active_children())
         # Not forked: a terminal's progress bar has a thread, and its lock would be copied locked.
         executor = ProcessPoolExecutor(
-            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_tie, initargs=(os.getpid(),)
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
         )
         # Inherited by the processes: a Ctrl-C, or a SIGTERM to the whole group, reaches the first process alone,
         # which ends them. After the executor is made: Python unblocks both when it starts its resource tracker.
@@ -112,6 +113,12 @@ def _guarded(do: Callable[[Piece], Result], piece: Piece) -> Result | _Refused:
         return do(piece)
     except SnapshotError as error:
         return _Refused(error)
+
+
+def _begin(parent: int) -> None:
+    # Before numpy is loaded. The pieces have the processors; threads for matrices of ten numbers only wait on them.
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    _tie(parent)
 
 
 def _tie(parent: int) -> None:

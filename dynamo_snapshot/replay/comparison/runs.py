@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -105,6 +105,11 @@ def perform(run: Run) -> Lane:
         requests.requests, policy_of(run), run.setting, model, seed=run.seed, duration_s=requests.duration_s
     )
     return Lane(_row(run, model, outcome, time.perf_counter() - began), _sizes(outcome))
+
+
+def perform_all(runs: Sequence[Run]) -> tuple[Lane, ...]:
+    """Simulates ``runs`` one after the other: what is worked out for one is there for the next."""
+    return tuple(perform(run) for run in runs)
 
 
 def policy_of(run: Run) -> Policy:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from dynamo_snapshot.replay.policies.clairvoyant_plan import SLOT_S, cheapest, work
-from dynamo_snapshot.replay.simulation.outcome import Outcome
 from dynamo_snapshot.replay.simulation.run import simulate
 from dynamo_snapshot.replay.simulation.setting import Setting
 from dynamo_snapshot.replay.simulation.signals import Signals
@@ -54,29 +55,66 @@ class Clairvoyant:
 
     def foresee(self, requests: Sequence[TraceRequest], setting: Setting, startup: StartupModel) -> None:
         """Plans for this trace; called by the simulator before the run."""
-        tried: list[tuple[float, int, Sizes]] = []
-        for sizes in self._plans(requests, setting, startup):
-            trial = simulate(requests, Planned(sizes), setting, startup, seed=_TRIAL_SEED)
-            tried.append((self._cost(trial), len(tried), sizes))
-        self._sizes = min(tried)[2]
+        self._sizes = _foresight(tuple(requests), setting).plan(startup, self.knobs.miss_cost_s)
 
     def decide(self, signals: Signals) -> int | None:
         return Planned(self._sizes).decide(signals)
 
-    def _plans(self, requests: Sequence[TraceRequest], setting: Setting, startup: StartupModel) -> Iterator[Sizes]:
+
+class Foresight:
+    """What is known of a trace beforehand. Neither a plan nor what it came to in a trial is worked out twice."""
+
+    def __init__(self, requests: Sequence[TraceRequest], setting: Setting) -> None:
+        self._requests = requests
+        self._setting = setting
+        self._load = work(requests, setting, _MARGINS)
+        self._plans: dict[tuple[StartupModel, float], Sizes] = {}
+        self._trials: dict[tuple[StartupModel | None, Sizes], Trial] = {}
+
+    def plan(self, startup: StartupModel, miss_cost_s: float) -> Sizes:
+        """The sizes with the lowest cost in their trial; of equal ones, those that were thought of first."""
+        known = self._plans.get((startup, miss_cost_s))
+        if known is None:
+            tried = list(dict.fromkeys(self._ideas(startup, miss_cost_s)))
+            known = min(tried, key=lambda sizes: self._trial(sizes, startup).cost(miss_cost_s))
+            self._plans[startup, miss_cost_s] = known
+        return known
+
+    def _ideas(self, startup: StartupModel, miss_cost_s: float) -> Iterator[Sizes]:
+        setting = self._setting
         lead = math.ceil(startup.quantile_s(_IN_TIME) / SLOT_S)
-        drain_s = _drain_s(requests, setting)
+        drain_s = _drain_s(self._requests, setting)
         needed = 0.0
-        for margin in _MARGINS:
-            load = work(requests, setting, margin)
-            ready = cheapest(load, setting, startup.typical_s, drain_s, self.knobs.miss_cost_s)
+        for ready in cheapest(self._load, setting, startup.typical_s, drain_s, miss_cost_s):
             needed = max(needed, sum(ready) / len(ready))
             yield tuple(max(ready[slot : slot + lead + 1]) for slot in range(len(ready)))
         for size in range(setting.min_replicas, min(setting.max_replicas, math.ceil(needed) + 2) + 1):
             yield (size,)
 
-    def _cost(self, outcome: Outcome) -> float:
-        return outcome.gpu_hours * 3600 + self.knobs.miss_cost_s * (1 - outcome.ttft_attainment) * outcome.requests
+    def _trial(self, sizes: Sizes, startup: StartupModel) -> Trial:
+        # A constant size never starts a replica.
+        key = (startup if len(sizes) > 1 else None, sizes)
+        if key not in self._trials:
+            outcome = simulate(self._requests, Planned(sizes), self._setting, startup, seed=_TRIAL_SEED)
+            self._trials[key] = Trial(outcome.gpu_hours * 3600, 1 - outcome.ttft_attainment, outcome.requests)
+        return self._trials[key]
+
+
+@lru_cache(maxsize=8)
+def _foresight(requests: tuple[TraceRequest, ...], setting: Setting) -> Foresight:
+    return Foresight(requests, setting)
+
+
+class Trial(NamedTuple):
+    """What a plan came to."""
+
+    gpu_s: float
+    missed: float
+    """Share of the requests without a first token in time."""
+    requests: int
+
+    def cost(self, miss_cost_s: float) -> float:
+        return self.gpu_s + miss_cost_s * self.missed * self.requests
 
 
 class Planned:
@@ -86,10 +124,10 @@ class Planned:
     interval_s = SLOT_S
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
+        self.sizes = sizes
 
     def decide(self, signals: Signals) -> int | None:
-        return self._sizes[min(round(signals.now / SLOT_S), len(self._sizes) - 1)]
+        return self.sizes[min(round(signals.now / SLOT_S), len(self.sizes) - 1)]
 
 
 def _drain_s(requests: Sequence[TraceRequest], setting: Setting) -> float:
