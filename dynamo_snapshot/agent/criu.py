@@ -28,7 +28,9 @@ CRIU_ENV = "DYNAMO_SNAPSHOT_CRIU"
 INSTALLED = Path("share", "dynamo-snapshot", "criu", "criu")
 """Below ``sys.prefix``: where `dynamo-snapshot install-criu` puts one."""
 
-_COMMON = ("-v4", "--manage-cgroups=ignore", "--ext-unix-sk", "--file-locks", "--link-remap")
+_COMMON = ("--manage-cgroups=ignore", "--ext-unix-sk", "--file-locks", "--link-remap")
+_WARNINGS = "-v2"
+"""Of a restore: a line a mapping and thread costs a large process tenths of a second."""
 _LOG_DESCRIPTOR = 9
 _WITH_LOG = f'exec {_LOG_DESCRIPTOR}>>"$1" || exit; shift; exec "$@"'
 # Without CAP_SYS_RESOURCE in the first user namespace CRIU says this always, and goes on.
@@ -95,7 +97,8 @@ class Criu:
         """
         log = house.path / holder.LOGS / "criu-dump.log"
         command = [
-            str(self.path), "dump", "--tree", str(pid), "--leave-running", "--ghost-limit", str(LARGEST_GHOST_BYTES),
+            str(self.path), "dump", "--tree", str(pid), "-v4", "--leave-running",
+            "--ghost-limit", str(LARGEST_GHOST_BYTES),
             *_files(images, log), *_COMMON,
         ]  # fmt: skip
         status, text = await _run(house.command(*command), house)
@@ -118,7 +121,7 @@ class Criu:
         # The log is opened by the shell inside the house: a file opened outside could not be captured again.
         command = [
             "sh", "-c", _WITH_LOG, "sh", LOG_INSIDE,
-            str(self.path), "restore", "--restore-detached",
+            str(self.path), "restore", _WARNINGS, "--restore-detached",
             "--inherit-fd", f"fd[{_LOG_DESCRIPTOR}]:{log_path.lstrip('/')}",
             *_files(images, log), *_COMMON,
         ]  # fmt: skip

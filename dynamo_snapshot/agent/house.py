@@ -23,6 +23,7 @@ from typing import Protocol
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
 from dynamo_snapshot.agent.holder_client import HolderClient
+from dynamo_snapshot.agent.own_images import own_images, pid_namespace
 from dynamo_snapshot.agent.process import Process, children, inner_pid, marked_processes, spawn, wait_pid
 from dynamo_snapshot.agent.standby import Standby
 from dynamo_snapshot.errors import SnapshotError
@@ -35,6 +36,8 @@ LOG_INSIDE = f"{holder.HOUSE}/{holder.WORKER_LOG}"
 MARK = "DYNAMO_SNAPSHOT_HOUSE"
 """Names the house's folder in the environment of every process that serves it; a worker has its own environment."""
 
+IMAGES = "images"
+"""In a house: its own images, where it needs any."""
 STANDBY = "standby"
 """The folder, beside the replicas', of houses made ahead."""
 _MARKED = "mark"
@@ -75,6 +78,11 @@ class House:
     def host_pid(self, inner: int) -> int | None:
         """How the host numbers the holder's child ``inner``; None if there is none."""
         return next((pid for pid in children(self.holder.pid) if inner_pid(pid) == inner), None)
+
+    async def images(self, shared: Path) -> Path:
+        """Returns the folder to restore a snapshot's images from; see :func:`own_images`."""
+        namespace = pid_namespace(self.holder.pid)
+        return await asyncio.to_thread(own_images, shared, self.path / IMAGES, namespace)
 
     def command(self, *command: str) -> list[str]:
         """``command`` run as root of the host, but in the house's namespaces and cgroup."""

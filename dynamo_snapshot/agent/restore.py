@@ -59,7 +59,7 @@ class Restore:
         # Whenever the worker ends from now on, its holder knows that it was the worker.
         expected = asyncio.create_task(house.holder.expect(capture.source_pid))
         try:
-            await self._node.criu.restore(house, self._held.images, capture.log_path)
+            await self._node.criu.restore(house, await house.images(self._held.images), capture.log_path)
         finally:
             await expected
 

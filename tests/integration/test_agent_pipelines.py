@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.agent_host import POOL, MakeHost, criu_that, replica_of, toy_spec
 
-from dynamo_snapshot.agent.process import wait_pid
+from dynamo_snapshot.agent.process import inner_pid, wait_pid
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
@@ -44,6 +44,23 @@ async def test_capture_leaves_the_source_serving_and_two_restores_run_at_once(ma
     assert (host.runtime_dir / "replicas/one/logs/worker.log").read_text().splitlines() == ["registered"]
     assert replicas[0] is not None
     assert replicas[0].pid == source.pid
+
+
+async def test_clones_and_their_source_do_not_share_the_driver_s_socket(make_host: MakeHost) -> None:
+    host = make_host()
+    host.spec = toy_spec(flaw="driver_socket")
+    host.start()
+    snapshot = await host.captured()
+    orders = [await host.order(OrderKind.RESTORE, name, snapshot_id=snapshot) for name in ("one", "two")]
+    for order in orders:
+        outcome = await host.outcome(order)
+        assert outcome.status is OrderStatus.DONE, outcome
+    reported = await host.until(lambda r: len(r.replicas) == 3)
+    bound = await asyncio.to_thread(Path("/proc/net/unix").read_text)
+    for replica in reported.replicas:
+        assert replica.pid is not None
+        namespace, inner = os.stat(f"/proc/{replica.pid}/ns/pid").st_ino, inner_pid(replica.pid)
+        assert f"@cuda-uvmfd-{namespace}-{inner}@" in bound
 
 
 @pytest.mark.parametrize("way", ["cold", "restored"])

@@ -2,8 +2,8 @@
 
 It has what makes capturing hard: threads, memory, a child process, an inotify watch, a shared-memory segment and
 a log. Environment: ``TOY_MEMORY_MIB``, ``TOY_BOOT_S``, ``TOY_FLAW`` (``io_uring``, ``tcp``: open what CRIU cannot
-dump; ``never_register``; ``never_park``; ``die_at_boot``); ``TOY_REFUSE`` in its restore context makes an incarnation
-fail.
+dump; ``never_register``; ``never_park``; ``die_at_boot``; ``driver_socket``: the CUDA driver's, by a name that no
+other replica can have); ``TOY_REFUSE`` in its restore context makes an incarnation fail.
 ``TOY_CUDA`` (a ``FakeProcess`` as JSON) makes it a GPU worker for the fake driver, whose weights, in host memory,
 are out of its image; ``TOY_ZEROS_MIB``: see there.
 """
@@ -67,6 +67,11 @@ def flaw() -> None:
         ring = libc.syscall(425, 8, ctypes.create_string_buffer(256))
         assert ring >= 0, os.strerror(ctypes.get_errno())
         assert libc.mmap(None, 4096, 3, 1, ring, 0) != -1  # as an event loop has it: PROT_READ|PROT_WRITE, MAP_SHARED
+    if FLAW == "driver_socket":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0cuda-uvmfd-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}\0")
+        listener.listen()
+        kept.append(listener)
     if FLAW == "tcp":
         server = socket.create_server(("127.0.0.1", 0))
         kept.extend([server, socket.create_connection(server.getsockname()), server.accept()])
