@@ -35,7 +35,7 @@ _LOG_DESCRIPTOR = 9
 _WITH_LOG = f'exec {_LOG_DESCRIPTOR}>>"$1" || exit; shift; exec "$@"'
 # Without CAP_SYS_RESOURCE in the first user namespace CRIU says this always, and goes on.
 _HARMLESS = "RLIMIT_NOFILE"
-_ERROR = re.compile(r"^\(\d+\.\d+\) (?:pie: )?\s*(?:\d+: )?Error \((?:criu/)?(?P<where>[^)]+)\): (?P<what>.*)$")
+_ERROR = re.compile(r"^(?:\(\d+\.\d+\) )?(?:pie: )?\s*(?:\d+: )?Error \((?:criu/)?(?P<where>[^)]+)\): (?P<what>.*)$")
 
 
 def find(configured: Path | None) -> Path:

@@ -57,6 +57,8 @@ def test_the_first_error_that_matters_is_taken_from_a_log() -> None:
     assert criu.first_error(inside) == "File dev/shm/x has bad mode 0100400 (expect 0100600) (files-reg.c)"
     pie = "(00.1) pie: 300: Error (criu/pie/restorer.c:1): Can't restore 3 mapping\n"
     assert criu.first_error(pie) == "Can't restore 3 mapping (pie/restorer.c)"
+    without_times = "     1: Error (criu/sk-unix.c:1602): unix: Can't bind: Address already in use"
+    assert criu.first_error(without_times) == "unix: Can't bind: Address already in use (sk-unix.c)"
     assert criu.first_error(CRIU_LOG.splitlines()[0]) is None
 
 
