@@ -50,6 +50,8 @@ class AgentHost:
         self.bus = DirectoryBus(self.runtime_dir / "bus")
         self.fence = 1
         self.spec = toy_spec()
+        self.others: dict[str, WorkerSpec] = {}
+        """Of pools beside :data:`POOL`."""
         self._orders: dict[str, Order] = {}
         self._sequence = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,12 +95,14 @@ class AgentHost:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    async def order(self, kind: OrderKind, replica_id: str, *, within_s: float = 60, **fields: Any) -> str:
+    async def order(
+        self, kind: OrderKind, replica_id: str, *, pool: str = POOL, within_s: float = 60, **fields: Any
+    ) -> str:
         """Adds an order to the wanted list; returns its id."""
         order_id = f"{kind.value}-{replica_id}-{next(self._sequence)}"
         now = time.time()
         self._orders[order_id] = Order(
-            id=order_id, kind=kind, replica_id=replica_id, pool=POOL, fence=self.fence, issued_at=now,
+            id=order_id, kind=kind, replica_id=replica_id, pool=pool, fence=self.fence, issued_at=now,
             deadline=now + within_s, **fields,
         )  # fmt: skip
         await self.publish()
@@ -110,7 +114,7 @@ class AgentHost:
                 node=NODE,
                 fence=self.fence,
                 sequence=next(self._sequence),
-                workers={POOL: self.spec},
+                workers={POOL: self.spec, **self.others},
                 orders=tuple(self._orders.values()),
             )
         )
@@ -149,11 +153,11 @@ class AgentHost:
         assert found is not None
         return found
 
-    async def captured(self, replica_id: str = "source") -> str:
+    async def captured(self, replica_id: str = "source", *, pool: str = POOL, within_s: float = 30) -> str:
         """Starts a worker, captures it, waits until it serves on; returns the snapshot's id."""
-        start = await self.order(OrderKind.COLD_START, replica_id, capture=True)
-        ready = await self.replica(replica_id, ReplicaPhase.READY_FOR_SNAPSHOT)
-        outcome = await self.outcome(await self.order(OrderKind.CAPTURE, replica_id))
+        start = await self.order(OrderKind.COLD_START, replica_id, pool=pool, capture=True)
+        ready = await self.replica(replica_id, ReplicaPhase.READY_FOR_SNAPSHOT, within_s)
+        outcome = await self.outcome(await self.order(OrderKind.CAPTURE, replica_id, pool=pool), within_s)
         assert outcome.snapshot_id, outcome
         assert (await self.outcome(start)).status == "done"
         serves = await self.replica(replica_id, ReplicaPhase.REGISTERED)
