@@ -231,6 +231,12 @@ class ScalingPolicy(StrEnum):
     DYNAMO_LATENCY = "dynamo-latency"
 
 
+class Hints(StrEnum):
+    NONE = "none"
+    PREFETCH = "prefetch"
+    PARK = "park"
+
+
 class Planner(Section):
     policy: ScalingPolicy = Field(
         ScalingPolicy.SNAPSHOT,
@@ -254,7 +260,24 @@ class Planner(Section):
         None, description="Lower need must be confirmed for this long; none: 4 with a ttft_objective_s, 20 without."
     )
     headroom_replicas: int = Field(0, ge=0, description="Replicas kept beyond the need.")
+    hints: Hints = Field(
+        Hints.NONE,
+        description="What is had ready for what may come but is not worth a replica that serves. prefetch: snapshots "
+        "in nodes' memory. park: that, and parked replicas. Both need a ttft_objective_s.",
+    )
+    parked_most: int = Field(
+        2,
+        ge=0,
+        le=64,
+        description="With hints: park, a pool's parked replicas at the most; its own `parked` is the least.",
+    )
     advisory: bool = Field(False, description="Decide and log, but change nothing.")
+
+    @model_validator(mode="after")
+    def _predicts(self) -> Planner:
+        if self.hints is not Hints.NONE and self.ttft_objective_s is None:
+            raise ValueError(f"hints: {self.hints} needs a ttft_objective_s: without one nothing is predicted")
+        return self
 
 
 class Metrics(Section):

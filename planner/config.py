@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.hints import Hinting, HintPolicy
 from planner.observation import Role
 
 PLUGIN_ID = "snapshot-scaling"
@@ -30,6 +31,8 @@ class RoleBounds:
 
     min_replicas: int = 1
     max_replicas: int = 8
+    parked: int = 0
+    """Kept parked by the pool's own setting; a hint never asks for fewer."""
 
 
 def planner_config(
@@ -46,6 +49,8 @@ def planner_config(
     ttft_objective_s: float | None = None,
     itl_objective_s: float | None = None,
     miss_cost_s: float = 10.0,
+    hints: str = Hinting.NONE,
+    parked_most: int = HintPolicy.parked_most,
     advisory: bool = False,
     fleet_status_path: str | None = None,
     fleet_status_nats: str | None = None,
@@ -68,12 +73,15 @@ def planner_config(
         ttft_objective_s: seconds to the first token within which a request is in time; None: sizes follow
             ``target_requests_per_replica`` instead of predicted misses.
         miss_cost_s: GPU-seconds that one request outside its objective is worth.
+        hints: ``none``, ``prefetch`` or ``park``: what is asked of the fleet beside the decisions, over NATS, at
+            the planner's ``NATS_SERVER``.
+        parked_most: replicas of one role that hints may ask to keep parked.
         advisory: decide and log, but change nothing.
         control_api_port: Dynamo's API for changing bounds at run time, on localhost; 0: off.
         metrics_port: Dynamo's Prometheus metrics of the planner; 0: off.
 
     Raises:
-        ValueError: for an unknown role or none.
+        ValueError: for an unknown role or none, or unknown hints.
     """
     known = {Role(name): bounds for name, bounds in roles.items()}
     if not known:
@@ -100,6 +108,7 @@ def planner_config(
         "fleet_status_nats": fleet_status_nats,
         "fleet_status_subject": fleet_status_subject,
         "decision_log_path": decision_log_path,
+        **_hint_options(namespace, known, Hinting.NONE if advisory else Hinting(hints), parked_most),
     }
     return {
         "environment": "virtual",
@@ -139,6 +148,22 @@ def planner_config(
                 }
             ],
         },
+    }
+
+
+def hints_subject(namespace: str) -> str:
+    """The NATS subject on which the fleet of a Dynamo namespace listens for hints."""
+    return f"dynamo_snapshot.{namespace}.scaling_hint"
+
+
+def _hint_options(namespace: str, roles: Mapping[Role, RoleBounds], hints: Hinting, parked_most: int) -> dict[str, Any]:
+    if hints is Hinting.NONE:
+        return {}
+    return {
+        "hints": hints.value,
+        "hints_subject": hints_subject(namespace),
+        "parked_least": {role.value: bounds.parked for role, bounds in roles.items()},
+        "parked_most": parked_most,
     }
 
 

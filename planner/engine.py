@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,11 +12,17 @@ from typing import Any
 
 from planner.context import ids, observation
 from planner.fleet_status import FleetStatusFile, FleetStatusSource, FleetStatusSubject, NoFleetStatus, pool_view
+from planner.hint_sender import HintSender, NatsHintSender, NoHintSender
+from planner.hints import NO_HINTS, Hinting, HintMemory, HintPolicy
 from planner.joint import JointPolicy
+from planner.observation import Role
 from planner.policy import Action, Proposal
 from planner.records import DecisionLog, beginning, record
 
 log = logging.getLogger(__name__)
+
+NATS_ENV = "NATS_SERVER"
+"""Dynamo's own variable."""
 
 
 class ScalingEngine:
@@ -25,6 +32,7 @@ class ScalingEngine:
         policy: of all roles.
         fleet_status: where the fleet's status comes from.
         decisions: where records go.
+        hint_policy, hints: what is asked for beside the decisions, and where that goes.
         fleet_status_max_age_s: an older status counts as none.
         clock: monotonic seconds, for the policy.
         wall_clock: seconds since the epoch, for records and the age of the fleet's status.
@@ -36,6 +44,8 @@ class ScalingEngine:
         fleet_status: FleetStatusSource,
         decisions: DecisionLog,
         *,
+        hint_policy: HintPolicy = NO_HINTS,
+        hints: HintSender | None = None,
         fleet_status_max_age_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -43,6 +53,8 @@ class ScalingEngine:
         self._policy = policy
         self._fleet_status = fleet_status
         self._decisions = decisions
+        self._hint_policy = hint_policy
+        self._hints = hints or NoHintSender()
         self._fleet_status_max_age_s = fleet_status_max_age_s
         self._clock = clock
         self._wall_clock = wall_clock
@@ -50,13 +62,16 @@ class ScalingEngine:
 
     async def start(self) -> None:
         await self._fleet_status.start()
+        await self._hints.start()
 
     async def close(self) -> None:
         await self._fleet_status.close()
+        await self._hints.close()
 
     def reset(self) -> None:
         """Forgets everything: the next tick is a protective start."""
         self._memories = self._policy.fresh()
+        self._hint_memory = HintMemory()
         self._run = uuid.uuid4().hex[:12]
         self._tick = 0
 
@@ -69,11 +84,23 @@ class ScalingEngine:
             for role in self._policy.policies
         }
         proposals, self._memories = self._policy.decide(seen, self._memories, now)
+        hint, self._hint_memory = self._hint_policy.hint(proposals, self._hint_memory, now, wall)
+        if hint is not None:
+            self._hints.tell(hint)
         self._tick += 1
         if self._decisions.enabled:
             begins = [beginning(wall, self._run, self._policy)] if self._tick == 1 else []
             entries = (
-                record(wall, seen[role], proposal, now=now, run=self._run, tick=self._tick, ids=ids(context))
+                record(
+                    wall,
+                    seen[role],
+                    proposal,
+                    now=now,
+                    run=self._run,
+                    tick=self._tick,
+                    hint=self._hint_memory.hints.get(role),
+                    ids=ids(context),
+                )
                 for role, proposal in proposals.items()
             )
             self._decisions.write(*begins, *entries)
@@ -94,6 +121,11 @@ def engine_from_options(
     decision_log_path: str | None = None,
     gpu_budget: int | None = None,
     gpus_per_replica: Mapping[str, int] | None = None,
+    hints: str = Hinting.NONE,
+    hints_nats: str | None = None,
+    hints_subject: str | None = None,
+    parked_least: Mapping[str, int] | None = None,
+    parked_most: int = HintPolicy.parked_most,
 ) -> ScalingEngine:
     """Builds the engine from plain options, as YAML and command lines give them.
 
@@ -101,18 +133,40 @@ def engine_from_options(
         roles, gpu_budget, gpus_per_replica: as :meth:`planner.joint.JointPolicy.of` takes them.
         fleet_status_path: the file that the fleet controller writes; it wins over NATS.
         fleet_status_nats: URL of the NATS server, with ``fleet_status_subject``.
+        hints: ``none``, ``prefetch`` or ``park``; the latter two need ``hints_subject``.
+        hints_nats: URL of the NATS server; None: that of ``NATS_SERVER``.
+        parked_least, parked_most: replicas that a hint asks to keep parked, the least by role.
 
     Raises:
-        ValueError: naming the role or knob that is wrong.
+        ValueError: naming the role, knob or option that is wrong.
     """
     source: FleetStatusSource = NoFleetStatus()
     if fleet_status_path:
         source = FleetStatusFile(Path(fleet_status_path))
     elif fleet_status_nats and fleet_status_subject:
         source = FleetStatusSubject(fleet_status_nats, fleet_status_subject)
+    policy = JointPolicy.of(roles, gpu_budget, gpus_per_replica)
+    if hints != Hinting.NONE and all(knobs.ttft_objective_s is None for knobs in policy.policies.values()):
+        raise ValueError(f"hints: {hints} needs a ttft_objective_s: without one nothing is predicted")
+    hint_policy = HintPolicy(
+        Hinting(hints),
+        {role: knobs.miss_cost_s for role, knobs in policy.policies.items()},
+        {Role(name): count for name, count in (parked_least or {}).items()},
+        parked_most,
+    )
     return ScalingEngine(
-        JointPolicy.of(roles, gpu_budget, gpus_per_replica),
+        policy,
         source,
         DecisionLog(Path(decision_log_path) if decision_log_path else None),
+        hint_policy=hint_policy,
+        hints=_hint_sender(hint_policy.hinting, hints_nats or os.environ.get(NATS_ENV), hints_subject),
         fleet_status_max_age_s=fleet_status_max_age_s,
     )
+
+
+def _hint_sender(hinting: Hinting, url: str | None, subject: str | None) -> HintSender:
+    if hinting is Hinting.NONE:
+        return NoHintSender()
+    if not url or not subject:
+        raise ValueError(f"hints: {hinting} needs hints_subject, and hints_nats or {NATS_ENV} in the environment")
+    return NatsHintSender(url, subject)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, Way, decode
+from planner.nats_client import connected
 from planner.observation import PoolView, Role, Starting
 from planner.startup import restore_times
 
@@ -99,25 +100,12 @@ class FleetStatusSubject:
             self._task = None
 
     async def _listen(self) -> None:
-        import nats  # here, so that a planner without a subject does not load it
-
         async def received(message: Any) -> None:
             status = _decoded(message.data, self._subject)
             if status is not None:
                 self._status = status
 
-        async def failed(error: Exception) -> None:
-            log.info("fleet status: NATS at %s: %s", self._url, error)
-
-        while True:
-            try:
-                client = await nats.connect(
-                    self._url, error_cb=failed, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2
-                )
-                break
-            except (OSError, nats.errors.Error) as error:
-                log.info("fleet status: NATS at %s cannot be reached: %s", self._url, error)
-                await asyncio.sleep(1)
+        client = await connected(self._url, "fleet status")
         try:
             await client.subscribe(self._subject, cb=received)
             await asyncio.Event().wait()
@@ -153,6 +141,7 @@ def pool_view(status: FleetStatus | None, role: Role, now: float, max_age_s: flo
             if replica.pool == pool.pool and replica.state in _PENDING and not replica.parks
         ),
         start_times=_start_times(status, pool),
+        parked=pool.parked,
     )
 
 

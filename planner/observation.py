@@ -64,6 +64,8 @@ class PoolView:
     starting: tuple[Starting, ...] = ()
     start_times: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """By way: measured seconds from order to serving, newest last."""
+    parked: int = 0
+    """Replicas that are ready to be woken."""
 
     @property
     def limit(self) -> int | None:

@@ -32,10 +32,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from planner.forecast import BALANCE, Forecast, Knowledge, Objectives, look_ahead, observe
+from planner.forecast import BALANCE, Forecast, Knowledge, Objectives, observe
 from planner.knobs import KNOBS, broken
 from planner.load import Load, Rank, Seen, follow
 from planner.observation import Observation, PoolView, Role
+from planner.parked import look_ahead_with_parked
 from planner.steady import Steady, Terms, Tick
 from planner.window import NeedWindow
 
@@ -255,7 +256,7 @@ class LoadPolicy:
         if self.ttft_objective_s is not None:
             objectives = Objectives(self.ttft_objective_s, self.itl_objective_s, self.miss_cost_s)
             there = memory.free if memory.target is not None else observation.ready or 0
-            forecast = look_ahead(
+            forecast = look_ahead_with_parked(
                 memory.knowledge, observation, objectives, there, self.min_replicas, self.max_replicas
             )
         if forecast is None:

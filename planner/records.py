@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_snapshot.model import PoolHint
 from planner.forecast import Forecast
 from planner.joint import JointPolicy
 from planner.observation import EngineSample, Observation, PoolView, Starting
@@ -57,6 +58,7 @@ def record(
     now: float | None = None,
     run: str = "",
     tick: int = 0,
+    hint: PoolHint | None = None,
     ids: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """One decision as JSON-ready values; loads are requests.
@@ -66,6 +68,7 @@ def record(
         now: the policy's clock.
         run: see :func:`beginning`.
         tick: from 1, without a gap: one that is not there was lost.
+        hint: what the fleet was asked to have ready beside; None: nothing.
         ids: what leads on to Dynamo's audit and, through its decision, to orders and instances.
     """
     return {
@@ -86,6 +89,7 @@ def record(
         "fresh_workers": proposal.load.fresh,
         "unknown": list(proposal.load.unknown),
         "forecast": None if proposal.forecast is None else _forecast(proposal.forecast),
+        "hint": None if hint is None else {"parked": hint.parked, "prefetch": hint.prefetch},
         "observation": {
             "samples": [_sample(sample) for sample in observation.samples],
             "pool": None if observation.pool is None else _pool(observation.pool),
@@ -139,6 +143,7 @@ def _pool(pool: PoolView) -> dict[str, Any]:
         "unachievable_reason": pool.unachievable_reason,
         "not_serving": sorted(pool.not_serving),
         "discovery_known": pool.discovery_known,
+        "parked": pool.parked,
         "starting": [[one.way, one.age_s] for one in pool.starting],
         "start_times": {way: list(times) for way, times in pool.start_times.items()},
     }
@@ -151,6 +156,7 @@ def _read_pool(entry: Mapping[str, Any]) -> PoolView:
         unachievable_reason=entry["unachievable_reason"],
         not_serving=frozenset(entry["not_serving"]),
         discovery_known=entry["discovery_known"],
+        parked=entry.get("parked", 0),
         starting=tuple(Starting(way, age_s) for way, age_s in entry["starting"]),
         start_times=MappingProxyType({way: tuple(times) for way, times in entry["start_times"].items()}),
     )

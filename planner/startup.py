@@ -30,6 +30,8 @@ class StartUp:
     """Start-up times by way, in seconds; ways that were not measured have their prior."""
 
     times: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    wakes: bool = False
+    """Whether the next one is woken: enough are parked."""
 
     def quantile(self, way: str, share: float) -> float:
         """The duration that ``share`` (0 to 1) of starts by ``way`` do not exceed."""
@@ -44,6 +46,8 @@ class StartUp:
 
     def next_way(self) -> str:
         """The way that the fleet will take for the next one: a restore where one was ever measured or seen."""
+        if self.wakes:
+            return WAKE
         known = [way for way in (RESTORE, COLD_START) if self.times.get(way)]
         if len(known) == 2 and self.quantile(COLD_START, 0.5) <= self.quantile(RESTORE, 0.5):
             return COLD_START

@@ -46,7 +46,9 @@ def frontend(fleet: Fleet, environment: Mapping[str, str]) -> Service:
 def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]:
     """What Dynamo's planner is to read: with our plugin in it, unless the fleet wants Dynamo's own scaling."""
     section = fleet.planner
-    bounds = {pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas) for pool in fleet.pools.values()}
+    bounds = {
+        pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas, pool.parked) for pool in fleet.pools.values()
+    }
     with_plugin = planner_config(
         namespace=fleet.namespace,
         model_name=fleet.model.name,
@@ -59,6 +61,8 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
         miss_cost_s=section.miss_cost_s,
         scale_down_after_s=section.scale_down_after_s,
         headroom_replicas=section.headroom_replicas,
+        hints=section.hints,
+        parked_most=section.parked_most,
         advisory=section.advisory,
         fleet_status_path=str(fleet.agent.runtime_dir / FLEET_STATUS),
         control_api_port=control_port,

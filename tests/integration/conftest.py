@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -141,6 +141,17 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
     with running(command, port, folder / "nats.log"):
         yield f"nats://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def nats_on(tmp_path: Path) -> Callable[[int], AbstractContextManager[object]]:
+    """Returns a function that runs a nats-server of the test's own on a port for as long as its block lasts."""
+
+    def run(port: int) -> AbstractContextManager[object]:
+        command = [str(server_program("nats-server")), "-a", "127.0.0.1", "-p", str(port)]
+        return running(command, port, tmp_path / "nats.log")
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from support.dynamo_world import environment, inherited, instances, models
 
-from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, StartTimes, Way, encode
+from dynamo_snapshot.fleet.hints import NatsHints
+from dynamo_snapshot.model import (
+    FleetStatus,
+    PoolStatus,
+    ReplicaState,
+    ReplicaStatus,
+    ScalingHint,
+    StartTimes,
+    Way,
+    encode,
+)
 from dynamo_snapshot.replay.chat import Endpoint
 from dynamo_snapshot.replay.decisions.anew import verify
 from dynamo_snapshot.replay.load import LoadGenerator
@@ -228,6 +239,19 @@ async def acknowledge(world: World) -> None:
         await world.decision(60)
 
 
+@asynccontextmanager
+async def hints_heard(nats_url: str, namespace: str) -> AsyncIterator[list[ScalingHint]]:
+    """What a fleet controller would hear."""
+    heard: list[ScalingHint] = []
+    listening = asyncio.create_task(NatsHints(nats_url, namespace).run(heard.append))
+    try:
+        yield heard
+    finally:
+        listening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await listening
+
+
 async def verified(log: Path) -> tuple[int | None, str]:
     command = [sys.executable, "-m", "dynamo_snapshot.cli.main", "policy", "verify", str(log)]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=inherited())
@@ -236,7 +260,9 @@ async def verified(log: Path) -> tuple[int | None, str]:
 
 
 @pytest.mark.timeout(120)
-async def test_what_a_live_planner_saw_is_decided_again_the_same(world: World, frontend_url: str) -> None:
+async def test_what_a_live_planner_saw_is_decided_again_the_same_and_its_hints_are_heard(
+    world: World, frontend_url: str, nats_url: str
+) -> None:
     log, status = world.folder / "decisions.jsonl", world.folder / "fleet-status.json"
     config = planner_config(
         namespace=world.namespace,
@@ -245,12 +271,16 @@ async def test_what_a_live_planner_saw_is_decided_again_the_same(world: World, f
         tick_s=0.25,
         ttft_objective_s=0.5,
         miss_cost_s=1.0,
+        hints="park",
         scale_down_after_s=2,
         fleet_status_path=str(status),
         decision_log_path=str(log),
     )
     requests = [TraceRequest(0.5 * (number // 12), 3000, 12) for number in range(30)]
-    async with meanwhile(tell_of_the_fleet(status), acknowledge(world)):
+    async with (
+        meanwhile(tell_of_the_fleet(status), acknowledge(world)),
+        hints_heard(nats_url, world.namespace) as hints,
+    ):
         planner = await start_planner(world, config)
         await world.until(lambda: bool(decisions(world)), START_S)
         load = asyncio.create_task(LoadGenerator(requests, Endpoint(frontend_url, world.namespace)).run())
@@ -267,6 +297,10 @@ async def test_what_a_live_planner_saw_is_decided_again_the_same(world: World, f
     assert any(entry["forecast"] for entry in made)
     assert any(entry["observation"]["pool"]["starting"] for entry in made)
     assert any(len(entry["observation"]["samples"]) == 2 for entry in made)
+    said = [entry["hint"] for entry in made if entry["hint"]]
+    heard = [msgspec.to_builtins(hint.decode) for hint in hints]
+    assert heard
+    assert all({"parked": None, "prefetch": False, **each} in said for each in heard)
     found = verify(log)
     assert found.holds, found.first
     assert found.same == len(made)

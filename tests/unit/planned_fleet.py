@@ -14,11 +14,14 @@ import msgspec
 from fleet_world import World, rules
 from simulated_node import Luck
 
+from dynamo_snapshot.fleet.core.messages import Hinted
 from dynamo_snapshot.fleet.core.rules import Rules
 from dynamo_snapshot.fleet.status import fleet_status
-from dynamo_snapshot.model import FleetStatus
+from dynamo_snapshot.model import FleetStatus, ScalingHint
 from planner.engine import ScalingEngine
 from planner.fleet_status import NoFleetStatus
+from planner.hint_sender import NoHintSender
+from planner.hints import NO_HINTS, HintPolicy
 from planner.joint import JointPolicy
 from planner.policy import Proposal
 from planner.records import DecisionLog
@@ -43,9 +46,20 @@ class Told(NoFleetStatus):
         return fleet_status(self._world.state, self._world.now)
 
 
+class Heard(NoHintSender):
+    """Hints that the fleet controller hears."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def tell(self, hint: ScalingHint) -> None:
+        self._world.feed(Hinted(hint=hint))
+
+
 class PlannedFleet:
     """A pool of decode workers, its fleet controller, and one planner or several.
 
+    With ``hints`` they ask for parked replicas and prefetches too, and what they ask for is heard at once.
     ``sizes`` are the decisions that were written, ``said`` the newest planner's proposals, one a tick.
     """
 
@@ -54,11 +68,13 @@ class PlannedFleet:
         luck: Luck | None = None,
         fleet: Rules | None = None,
         tick_s: float = 1.0,
+        hints: HintPolicy = NO_HINTS,
         **knobs: Any,
     ) -> None:
         self.world = World(fleet or rules(), luck)
         self.tick_s = tick_s
         self.knobs = {**KNOBS, **knobs}
+        self.hints = hints
         self.planners: list[ScalingEngine] = []
         self.sizes: list[int] = []
         self.said: list[Proposal] = []
@@ -71,6 +87,8 @@ class PlannedFleet:
             JointPolicy.of({"decode": self.knobs}),
             Told(self.world),
             DecisionLog(None),
+            hint_policy=self.hints,
+            hints=Heard(self.world),
             clock=lambda: self.world.now,
             wall_clock=lambda: self.world.now,
         )
@@ -106,11 +124,14 @@ class PlannedFleet:
 
 
 def message(passes: int, requests: float) -> bytes:
-    """Forward-pass metrics of one worker with so many requests."""
+    """Forward-pass metrics of one worker with so many requests: 2000 tokens prefilled in 0.2 s where there are any."""
     running = min(SLOTS, requests)
-    scheduled = {"num_decode_requests": running, "sum_decode_kv_tokens": 100 * running}
-    queued = {"num_prefill_requests": requests - running, "sum_prefill_tokens": 500 * (requests - running)}
-    content = {"counter_id": passes, "wall_time": 0.02, "scheduled_requests": scheduled, "queued_requests": queued}
+    prefill = running / 2
+    scheduled = {"num_decode_requests": running - prefill, "sum_decode_kv_tokens": 2000 * (running - prefill)}
+    scheduled |= {"num_prefill_requests": prefill, "sum_prefill_tokens": 2000 if prefill else 0}
+    queued = {"num_prefill_requests": requests - running, "sum_prefill_tokens": 2000 * (requests - running)}
+    wall_s = 0.21 if prefill else 0.01 if running else 0.0
+    content = {"counter_id": passes, "wall_time": wall_s, "scheduled_requests": scheduled, "queued_requests": queued}
     return msgspec.msgpack.encode(content)
 
 

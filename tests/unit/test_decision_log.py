@@ -120,6 +120,16 @@ def test_a_limit_of_the_fleet_is_said_with_its_reason(tmp_path: Path) -> None:
     assert "needs 2 at least" in text
 
 
+def test_what_was_parked_and_what_was_asked_to_be_is_said(tmp_path: Path) -> None:
+    pool = {"target": 3, "achievable": 3, "parked": 2}
+    text = told(tmp_path, entry(hint={"parked": 4, "prefetch": True}, observation={"pool": pool}))
+    assert "3 workers were ready, 2 parked, none was on its way." in text
+    assert "the fleet was asked to have 4 replicas kept parked and the snapshot in memory." in text
+    assert "was asked to have the snapshot in memory." in told(tmp_path, entry(hint={"prefetch": True}))
+    assert "was asked" not in told(tmp_path, entry(hint={"prefetch": False}))
+    assert "parked" not in told(tmp_path, entry())
+
+
 def test_a_planner_that_knows_nothing_and_one_that_went_silent(tmp_path: Path) -> None:
     assert "had no wanted size" in told(tmp_path, entry(replicas=None, action="nothing"))
     assert "The planner's last decision was 5 min old by then" in told(tmp_path, entry(), at=NOON + 300)

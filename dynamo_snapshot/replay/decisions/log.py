@@ -39,8 +39,16 @@ class Pool(msgspec.Struct, frozen=True):
     unachievable_reason: str | None = None
     starting: tuple[tuple[str, float], ...] = ()
     """Way, and seconds since the order."""
+    parked: int = 0
     start_times: dict[str, tuple[float, ...]] = {}
     """By way, newest last."""
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """What the fleet was asked to have ready beside what serves."""
+
+    parked: int | None = None
+    prefetch: bool = False
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -63,6 +71,7 @@ class Decision(msgspec.Struct, frozen=True):
     fresh_workers: int = 0
     unknown: tuple[str, ...] = ()
     forecast: Prediction | None = None
+    hint: Hint | None = None
     observation: Seen = Seen()
     request_id: str = ""
     decision_id: str = ""

@@ -85,14 +85,15 @@ def _there(decision: Decision) -> Iterator[str]:
     if pool is None:
         yield f"{ready}; the fleet's status was not there, so what was on its way was unknown."
         return
+    parked = f", {pool.parked} parked" if pool.parked else ""
     if not pool.starting:
-        yield f"{ready}, none was on its way."
+        yield f"{ready}{parked}, none was on its way."
         return
     ways = [
         f"{len(ages)} being {WAYS.get(way, way)}, the oldest ordered {_ago(max(ages))} before{_usual(way, pool)}"
         for way, ages in _by_way(pool).items()
     ]
-    yield f"{ready}, {len(pool.starting)} on the way: {'; '.join(ways)}."
+    yield f"{ready}{parked}, {len(pool.starting)} on the way: {'; '.join(ways)}."
 
 
 def _known(decision: Decision) -> Iterator[str]:
@@ -113,7 +114,7 @@ def _predicted(decision: Decision) -> Iterator[str]:
         return
     yield (
         f"Requests came at a rate that keeps {prediction.demand_replicas:.1f} replicas busy, and "
-        f"{prediction.waiting_s:.1f} s of prefill waited. A replica ordered then would serve {prediction.lead_s:.1f} s "
+        f"{prediction.waiting_s:.1f} s of work waited. A replica ordered then would serve {prediction.lead_s:.1f} s "
         f"later, so that is how far the policy looked; {prediction.alike} moments on record were like this one."
     )
     yield from _candidates(prediction)
@@ -145,8 +146,19 @@ def _limits(decision: Decision) -> Iterator[str]:
         yield f"{decision.desired} were needed, but the fleet could not reach more than {decision.replicas}{reason}."
     elif pool is not None and pool.unachievable_reason:
         yield f"The fleet said that it cannot reach more than {pool.achievable} ({pool.unachievable_reason})."
+    yield from _hinted(decision)
     if decision.floor:
         yield f"The work that was there needs {decision.floor} at least: no other planner plugin can go below that."
+
+
+def _hinted(decision: Decision) -> Iterator[str]:
+    hint = decision.hint
+    if hint is None:
+        return
+    asked = [] if hint.parked is None else [f"{_replicas(hint.parked)} kept parked"]
+    asked += ["the snapshot in memory"] if hint.prefetch else []
+    if asked:
+        yield f"For what may come beyond that, the fleet was asked to have {' and '.join(asked)}."
 
 
 def _leads(decision: Decision) -> Iterator[str]:
