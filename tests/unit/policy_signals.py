@@ -12,8 +12,9 @@ def signals(now: float, ready: int = 1, **changes: Any) -> Signals:
     """One tick; the target is what is there, and every ready replica tells metrics of an idle engine."""
     there: dict[str, Any] = {"starting": 0, "draining": 0, **changes}
     there.setdefault("target", ready + there["starting"])
-    there.setdefault("observation", Observation(ready, tuple(sample(str(number)) for number in range(ready))))
-    return Signals(now=now, ready=ready, **there)
+    quiet = Observation(ready, tuple(sample(str(number)) for number in range(ready)))
+    observation = there.pop("observation", quiet)
+    return Signals(now=now, ready=ready, observe=lambda: observation, **there)
 
 
 def sample(worker_id: str, **changes: Any) -> EngineSample:

@@ -54,7 +54,7 @@ def test_it_reads_nothing_but_the_observation() -> None:
     plain, told = Snapshot(SETTING), Snapshot(SETTING)
     for second in range(30):
         shown = signals(float(second), ready=2)
-        misled = replace(shown, in_flight=1e6, waiting=999, arrivals=999, busy=1.0, ttft_s=99.0)
+        misled = replace(shown, in_flight=1e6, waiting=999, arrivals=999, finished=999, busy=1.0)
         assert plain.decide(shown) == told.decide(misled)
 
 

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.replay.simulation.engine import Engine, Pass
+from dynamo_snapshot.replay.simulation.engine import Engine
 from dynamo_snapshot.replay.simulation.job import Job
+from dynamo_snapshot.replay.simulation.telemetry import busy_s, sample
 from dynamo_snapshot.replay.simulation.timing import EngineTiming, PassTimes
+from planner.observation import EngineSample
 
 DEFAULT = EngineTiming()
 TIMES = PassTimes(DEFAULT)
@@ -50,19 +52,19 @@ def served(timing: EngineTiming, jobs: list[Job], looks: list[float] | None = No
     times = sorted(
         [(job.arrived_s, 1, job) for job in jobs] + [(at, 2, None) for at in looks or ()], key=lambda t: t[:2]
     )
-    sequence, decoded = 0, 0
+    sequence = 0
     for at, _, job in times:
         run_before(engine, at)
         if job is not None:
             engine.submit(job, at)
         else:
             run_until(engine, at)
-            assert engine.passes(at) >= sequence
-            assert engine.decoded(at)[1] >= decoded
-            assert 0 <= engine.kv_share(at) <= 1
-            assert 0 <= engine.busy_s(at) <= at + 1e-9
-            assert engine.newest(at).seconds >= 0
-            sequence, decoded = engine.passes(at), engine.decoded(at)[1]
+            seen = sample(engine, "1", at)
+            assert seen.sequence >= sequence
+            assert 0 <= (seen.decode_kv_tokens or 0) <= timing.kv_tokens
+            assert 0 <= busy_s(engine, at) <= at + 1e-9
+            assert (seen.pass_s or 0) >= 0
+            sequence = seen.sequence
     run_until(engine, 1e9)
     return engine
 
@@ -141,7 +143,8 @@ def test_a_full_kv_cache_delays_but_loses_nothing(requests: list[tuple[float, in
     looks = [tenth / 10 for tenth in range(60)]
     engine = served(EngineTiming(kv_tokens=1200, max_batched_tokens=512), jobs, looks)
     assert all(job.finished_s is not None for job in jobs)
-    assert (engine.idle, engine.running, engine.kv_share(1e9)) == (True, 0, 0)
+    batch = engine.batch
+    assert (engine.idle, engine.running, batch.context, batch.reserved) == (True, 0, 0, 0)
 
 
 def test_a_prompt_larger_than_the_cache_is_served_alone() -> None:
@@ -203,23 +206,28 @@ def test_an_engine_that_cannot_be_is_refused(wrong: dict[str, Any], message: str
         EngineTiming(**wrong)
 
 
+def told(engine: Engine, now: float) -> tuple[int, float, int, int, int, int, int]:
+    """Number and seconds of the newest pass; prompts, their tokens, those computed before; decoding, its context."""
+    seen: EngineSample = sample(engine, "1", now)
+    running, decoding = int(seen.running or 0), int(seen.decode_requests or 0)
+    prompts = (running - decoding, int(seen.prefill_tokens or 0), int(seen.prefill_kv_tokens or 0))
+    return (seen.sequence, seen.pass_s or 0.0, *prompts, decoding, int(seen.decode_kv_tokens or 0))
+
+
 def test_metrics_are_those_of_the_newest_finished_pass() -> None:
     engine = Engine(DEFAULT, Heard())
     engine.start(0.0)
-    assert (engine.passes(0.9), engine.newest(0.9)) == (1, Pass())
+    assert told(engine, 0.9) == (1, 0.0, 0, 0, 0, 0, 0)
     engine.submit(Job(1.5, 1000, 3), 1.5)
-    assert (engine.passes(1.5), engine.newest(1.5)) == (2, Pass())
+    assert told(engine, 1.5) == (2, 0.0, 0, 0, 0, 0, 0)
     run_until(engine, 1.5 + TIMES.prefill(1000))
     now = engine.ends_at - 1e-4
-    assert engine.passes(now) == 4
-    assert engine.newest(now) == Pass(TIMES.decode(1001), decode_requests=1, decode_context=1001)
+    assert told(engine, now) == (4, TIMES.decode(1001), 0, 0, 0, 1, 1001)
     run_until(engine, 1.6)
     assert engine.idle
-    assert engine.newest(1.6) == Pass(TIMES.decode(1002), decode_requests=1, decode_context=1002)
-    assert engine.newest(3.0) == Pass()
-    assert engine.passes(3.0) == 6
-    assert engine.decoded(3.0)[1] == 2
-    assert engine.busy_s(3.0) == pytest.approx(TIMES.prefill(1000) + TIMES.decode(1001) + TIMES.decode(1002))
+    assert told(engine, 1.6) == (5, TIMES.decode(1002), 0, 0, 0, 1, 1002)
+    assert told(engine, 3.0) == (6, 0.0, 0, 0, 0, 0, 0)
+    assert busy_s(engine, 3.0) == pytest.approx(TIMES.prefill(1000) + TIMES.decode(1001) + TIMES.decode(1002))
 
 
 def test_a_chunked_prompt_shows_in_the_metrics() -> None:
@@ -228,8 +236,8 @@ def test_a_chunked_prompt_shows_in_the_metrics() -> None:
     engine.submit(Job(0.0, 10_000, 2), 0.0)
     run_until(engine, 0.0)
     engine.proceed()
-    assert engine.newest(engine.ends_at - 1e-6) == Pass(TIMES.prefill(8192), 1, 8192, 0)
+    assert told(engine, engine.ends_at - 1e-6) == (2, TIMES.prefill(8192), 1, 8192, 0, 0, 0)
     engine.proceed()
-    newest = engine.newest(engine.ends_at - 1e-6)
-    assert newest.seconds == pytest.approx(TIMES.prefill(1808))
-    assert newest[1:] == Pass(0.0, 1, 1808, 8192)[1:]
+    number, seconds, *counts = told(engine, engine.ends_at - 1e-6)
+    assert (number, counts) == (3, [1, 1808, 8192, 0, 0])
+    assert seconds == pytest.approx(TIMES.prefill(1808))

@@ -34,8 +34,8 @@ def made(startup: StartupModel = EXACT, ready: int = 1, **setting: Any) -> Pool:
 
 
 def run_until(pool: Pool, now: float) -> None:
-    while pool.next_event_at <= now:
-        pool.proceed()
+    pool.advance(now)
+    assert pool.next_event_at > now
 
 
 def view(pool: Pool, now: float) -> PoolView:
@@ -61,6 +61,22 @@ def test_a_start_takes_its_time_and_is_measured() -> None:
     assert seen.pool is not None
     assert dict(seen.pool.start_times) == {"restore": (2.0, 2.0)}
     assert seen.pool.limit is None
+
+
+def test_advancing_ends_before_an_arrival_and_when_it_is_told_to() -> None:
+    changed: list[float] = []
+    pool = made()
+    pool.on_change = changed.append
+    for at in (1.0, 1.5):
+        pool.resize(len(pool.ready) + len(pool.starting) + 1, at)
+    pool.advance(3.0, inclusive=False)
+    assert counts(pool) == (1, 2, 0)
+    pool.advance(10.0, stop=lambda at: at > 3.0)
+    assert counts(pool) == (2, 1, 0)
+    assert pool.next_event_at == 3.5
+    pool.advance(3.5)
+    assert counts(pool) == (3, 0, 0)
+    assert changed == [1.0, 1.5, 3.0, 3.5]
 
 
 def test_a_restore_that_fails_is_seen_as_a_cold_start() -> None:

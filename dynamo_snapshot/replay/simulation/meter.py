@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 
 from dynamo_snapshot.replay.simulation.job import Job
 from dynamo_snapshot.replay.simulation.pool import Pool
-from dynamo_snapshot.replay.simulation.replica import Replica
 from dynamo_snapshot.replay.simulation.signals import Signals
-from planner.observation import EngineSample, Observation, PoolView, Starting
+from dynamo_snapshot.replay.simulation.telemetry import busy_s, sample
+from planner.observation import Observation, PoolView, Starting
 
 
 class Meter:
@@ -24,10 +25,6 @@ class Meter:
         self._area = 0.0
         self._area_until = 0.0
         self._arrivals = self._input_tokens = self._finished = self._output_tokens = 0
-        self._first_tokens = 0
-        self._ttft_s = 0.0
-        self._token_seconds_before = 0.0
-        self._tokens_before = 0
 
     def arrived(self, job: Job) -> None:
         self._move(job.arrived_s)
@@ -37,10 +34,7 @@ class Meter:
         self._input_tokens += job.prompt
 
     def first_token(self, job: Job) -> None:
-        assert job.first_token_s is not None
         self.waiting -= 1
-        self._first_tokens += 1
-        self._ttft_s += job.first_token_s - job.arrived_s
 
     def finished(self, job: Job) -> None:
         assert job.finished_s is not None
@@ -54,14 +48,13 @@ class Meter:
         """Returns the signals of this tick and begins to count anew."""
         self._move(now)
         past = now - self._since
-        itl_s = self._itl_s(pool, now)
         signals = Signals(
             now=now,
             ready=len(pool.ready),
             starting=len(pool.starting),
             draining=len(pool.draining),
             target=pool.target,
-            observation=observation(pool, now),
+            observe=partial(observation, pool, now),
             in_flight=self._area / past if past > 0 else float(self.present),
             waiting=self.waiting,
             arrivals=self._arrivals,
@@ -69,13 +62,9 @@ class Meter:
             finished=self._finished,
             output_tokens=self._output_tokens,
             busy=self._busy(pool, now),
-            kv_usage=_mean([replica.engine.kv_share(now) for replica in pool.ready]),
-            ttft_s=self._ttft_s / self._first_tokens if self._first_tokens else None,
-            itl_s=itl_s,
         )
         self._since, self._area = now, 0.0
         self._arrivals = self._input_tokens = self._finished = self._output_tokens = 0
-        self._first_tokens, self._ttft_s = 0, 0.0
         return signals
 
     def _busy(self, pool: Pool, now: float) -> float:
@@ -83,16 +72,10 @@ class Meter:
         for replica in pool.ready:
             assert replica.ready_at is not None
             ready_s = now - max(self._since, replica.ready_at)
-            busy_s = replica.engine.busy_s(now)
-            shares.append(min(1.0, (busy_s - replica.busy_before) / ready_s) if ready_s > 0 else 0.0)
-            replica.busy_before = busy_s
-        return _mean(shares)
-
-    def _itl_s(self, pool: Pool, now: float) -> float | None:
-        seconds, tokens = pool.decoded(now)
-        seconds_since, tokens_since = seconds - self._token_seconds_before, tokens - self._tokens_before
-        self._token_seconds_before, self._tokens_before = seconds, tokens
-        return seconds_since / tokens_since if tokens_since > 0 else None
+            busy = busy_s(replica.engine, now)
+            shares.append(min(1.0, (busy - replica.busy_before) / ready_s) if ready_s > 0 else 0.0)
+            replica.busy_before = busy
+        return sum(shares) / len(shares) if shares else 0.0
 
     def _move(self, now: float) -> None:
         self._area += self.present * (now - self._area_until)
@@ -105,7 +88,7 @@ def observation(pool: Pool, now: float) -> Observation:
     times = {way: tuple(seconds) for way, seconds in pool.start_times.items()}
     return Observation(
         ready=len(pool.ready),
-        samples=tuple(engine_sample(replica, now) for replica in pool.ready),
+        samples=tuple([sample(replica.engine, replica.name, now) for replica in pool.ready]),
         pool=PoolView(
             target=pool.target,
             achievable=pool.target,
@@ -114,27 +97,3 @@ def observation(pool: Pool, now: float) -> Observation:
             start_times=MappingProxyType(times),
         ),
     )
-
-
-def engine_sample(replica: Replica, now: float) -> EngineSample:
-    """The newest forward-pass metrics of one replica; a pass that is running has not been told yet."""
-    engine = replica.engine
-    newest = engine.newest(now)
-    queued, queued_tokens = engine.queued(now)
-    return EngineSample(
-        worker_id=replica.name,
-        dp_rank=0,
-        sequence=engine.passes(now),
-        running=float(newest.prefill_requests + newest.decode_requests),
-        queued=float(queued),
-        pass_s=newest.seconds,
-        prefill_tokens=float(newest.prefill_tokens),
-        prefill_kv_tokens=float(newest.prefill_context),
-        decode_requests=float(newest.decode_requests),
-        decode_kv_tokens=float(newest.decode_context),
-        queued_tokens=float(queued_tokens),
-    )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

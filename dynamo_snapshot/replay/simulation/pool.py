@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Callable
 
 from dynamo_snapshot.model import Way
 from dynamo_snapshot.replay.simulation.engine import Engine
@@ -18,7 +19,7 @@ START_TIMES_KEPT = 32
 
 
 class Pool:
-    """Replicas at a time that only goes forward: call :meth:`proceed` up to it before anything else.
+    """Replicas at a time that only goes forward: :meth:`advance` to it before anything else.
 
     Args:
         ready: replicas that serve from second 0.
@@ -32,8 +33,8 @@ class Pool:
         self.draining: list[Replica] = []
         self.start_times: dict[str, deque[float]] = {}
         """By way: seconds from order to serving, newest last."""
-        self.changes = 0
-        """Grows with every change of the counts."""
+        self.on_change: Callable[[float], None] = _unheard
+        """Called with the time when target or counts have changed."""
         self.failed_starts = 0
         self.orders = 0
         self.gpu_s = 0.0
@@ -45,9 +46,10 @@ class Pool:
         self._queue: deque[Job] | None = deque() if setting.router is Router.SHARED_QUEUE else None
         self._held: deque[Job] = deque() if self._queue is None else self._queue
         """While no replica is ready."""
+        self._in_turn = setting.router is Router.ROUND_ROBIN
         self._next = 0
-        self._decoded_before = (0.0, 0)
-        self._events: list[tuple[float, int, int, Replica]] = []
+        self._events: list[tuple[float, int, Replica]] = []
+        """Time, number and whose; a replica's newest alone counts."""
         self._scheduled = 0
         for _ in range(ready):
             replica = self._new(0.0, (Attempt(Way.COLD_START, 0.0, True),))
@@ -61,23 +63,42 @@ class Pool:
         """When something happens next by itself; infinity: nothing will."""
         events = self._events
         while events:
-            at, _, version, replica = events[0]
-            if replica.phase is not Phase.STOPPED and version == self._version(replica):
+            at, number, replica = events[0]
+            if number == replica.scheduled:
                 return at
             heapq.heappop(events)
         return math.inf
 
-    def proceed(self) -> None:
-        """Lets the next event happen."""
-        at, _, _, replica = heapq.heappop(self._events)
-        if replica.phase is Phase.STARTING:
-            self._end_attempt(replica)
-            return
-        replica.engine.proceed()
-        if replica.phase is Phase.DRAINING and replica.engine.idle:
-            self._stop(replica, at)
-        else:
-            self._schedule(replica)
+    def advance(self, until: float, *, inclusive: bool = True, stop: Callable[[float], bool] | None = None) -> None:
+        """Lets everything happen that is due until then.
+
+        Args:
+            inclusive: what is due at that very moment, too.
+            stop: asked before each event with its time; nothing happens any more once it says so.
+        """
+        events = self._events
+        while events:
+            at, number, replica = events[0]
+            if number != replica.scheduled:
+                heapq.heappop(events)
+                continue
+            if at > until or (at == until and not inclusive) or (stop is not None and stop(at)):
+                return
+            if replica.phase is Phase.STARTING:
+                heapq.heappop(events)
+                self._end_attempt(replica)
+                continue
+            engine = replica.engine
+            engine.proceed()
+            if engine.ends_at < math.inf:
+                self._scheduled = replica.scheduled = number = self._scheduled + 1
+                heapq.heapreplace(events, (engine.ends_at, number, replica))
+                continue
+            heapq.heappop(events)
+            replica.scheduled = 0
+            if replica.phase is Phase.DRAINING:
+                self._stop(replica, at)
+                self.on_change(at)
 
     def route(self, job: Job, now: float) -> None:
         """Gives a request that has come to a replica."""
@@ -88,41 +109,33 @@ class Pool:
         if not self.ready:
             self._held.append(job)
             return
-        if self._setting.router is Router.ROUND_ROBIN:
+        if self._in_turn:
             replica = self.ready[self._next % len(self.ready)]
             self._next += 1
         else:
             replica = min(self.ready, key=_in_flight)
-        version = replica.engine.version
+        ends_at = replica.engine.ends_at
         replica.engine.submit(job, now)
-        if replica.engine.version != version:
-            self._schedule(replica)
+        if replica.engine.ends_at != ends_at:
+            self._schedule(replica, replica.engine.ends_at)
 
     def resize(self, target: int, now: float) -> None:
         """Orders what is missing and withdraws what is too much."""
         self.target = target
-        self.changes += 1
         missing = target - len(self.ready) - len(self.starting)
         for _ in range(missing):
             attempts = self._startup.draw(dice(self._seed, self.orders))
             replica = self._new(now, attempts)
             self.starting.append(replica)
-            self._schedule(replica)
+            self._schedule(replica, replica.attempt_ends_at)
         if missing < 0:
             for replica in sorted((*self.starting, *self.ready), key=Replica.loss)[:-missing]:
                 self._withdraw(replica, now)
+        self.on_change(now)
 
     def gpu_seconds(self, now: float) -> float:
         """From each replica's order until it stopped, or until now."""
         return self.gpu_s + sum(now - replica.ordered_at for replica in (*self.ready, *self.starting, *self.draining))
-
-    def decoded(self, now: float) -> tuple[float, int]:
-        """Of all engines, those that have stopped too: see :meth:`Engine.decoded`."""
-        seconds, tokens = self._decoded_before
-        for replica in (*self.ready, *self.draining):
-            of_one = replica.engine.decoded(now)
-            seconds, tokens = seconds + of_one[0], tokens + of_one[1]
-        return seconds, tokens
 
     def _new(self, now: float, attempts: tuple[Attempt, ...]) -> Replica:
         engine = Engine(self._setting.engine, self._listener, self._queue)
@@ -137,20 +150,22 @@ class Pool:
             self.failed_starts += 1
             replica.attempts.popleft()
             replica.attempt_at = now
-            self._schedule(replica)
+            self._schedule(replica, replica.attempt_ends_at)
             return
         times = self.start_times.setdefault(attempt.way.value, deque(maxlen=START_TIMES_KEPT))
         times.append(attempt.seconds)
         self.starting.remove(replica)
         self._serve(replica, now)
+        self.on_change(now)
 
     def _serve(self, replica: Replica, now: float) -> None:
         replica.phase = Phase.READY
         replica.ready_at = now
         self.ready.append(replica)
-        self.changes += 1
         replica.engine.start(now)
-        self._schedule(replica)
+        replica.scheduled = 0
+        if not replica.engine.idle:
+            self._schedule(replica, replica.engine.ends_at)
         if self._queue is None:
             while self._held:
                 self.route(self._held.popleft(), now)
@@ -170,11 +185,9 @@ class Pool:
     def _stop(self, replica: Replica, now: float) -> None:
         if replica.phase is Phase.DRAINING:
             self.draining.remove(replica)
-            seconds, tokens = replica.engine.decoded(now)
-            self._decoded_before = (self._decoded_before[0] + seconds, self._decoded_before[1] + tokens)
         replica.phase = Phase.STOPPED
         replica.stopped_at = now
-        self.changes += 1
+        replica.scheduled = 0
         self.gpu_s += now - replica.ordered_at
 
     def _offer(self, now: float) -> None:
@@ -182,23 +195,22 @@ class Pool:
         able = [replica for replica in self.ready if replica.engine.interruptible]
         if able:
             replica = min(able, key=_running)
+            ends_at = replica.engine.ends_at
             replica.engine.wake(now)
-            self._schedule(replica)
+            if replica.engine.ends_at != ends_at:
+                self._schedule(replica, replica.engine.ends_at)
 
-    def _schedule(self, replica: Replica) -> None:
-        starting = replica.phase is Phase.STARTING
-        at = replica.attempt_ends_at if starting else replica.engine.ends_at
-        if at < math.inf:
-            self._scheduled += 1
-            heapq.heappush(self._events, (at, self._scheduled, self._version(replica), replica))
+    def _schedule(self, replica: Replica, at: float) -> None:
+        self._scheduled = replica.scheduled = number = self._scheduled + 1
+        heapq.heappush(self._events, (at, number, replica))
 
-    @staticmethod
-    def _version(replica: Replica) -> int:
-        return -len(replica.attempts) if replica.phase is Phase.STARTING else replica.engine.version
+
+def _unheard(now: float) -> None:
+    pass
 
 
 def _in_flight(replica: Replica) -> int:
-    return replica.engine.running + len(replica.engine.waiting)
+    return replica.engine.running + len(replica.engine.queue)
 
 
 def _running(replica: Replica) -> int:

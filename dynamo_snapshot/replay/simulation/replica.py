@@ -1,4 +1,4 @@
-"""A replica in the simulation, from its order to its end, and the pool of all of them."""
+"""A replica in the simulation, from its order to its end."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Replica:
         "ordered_at",
         "phase",
         "ready_at",
+        "scheduled",
         "stopped_at",
     )
 
@@ -45,6 +46,8 @@ class Replica:
         self.stopped_at: float | None = None
         self.busy_before = 0.0
         """Seconds in forward passes up to the tick before."""
+        self.scheduled = 0
+        """The number of its event in the pool's; 0: there is none."""
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.phase}: {self.in_flight} in flight>"
@@ -60,7 +63,7 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests it was given and has not finished."""
-        return self.engine.running + (0 if self.engine.shares_queue else len(self.engine.waiting))
+        return self.engine.running + (0 if self.engine.shares_queue else len(self.engine.queue))
 
     def loss(self) -> tuple[int, float, float]:
         """What it costs to lose it, the least first; the fleet's rule (``fleet/core/victims.py``)."""

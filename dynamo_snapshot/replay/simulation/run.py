@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -49,67 +48,105 @@ def simulate(
         policy.foresee(requests, setting, startup)
     jobs = [Job(request.offset_s, max(1, request.input_tokens), max(1, request.output_tokens)) for request in requests]
     trace_s = max(duration_s or 0.0, jobs[-1].arrived_s if jobs else 0.0)
-    meter = Meter()
-    pool = Pool(setting, startup, seed, meter, setting.initial_replicas)
-    first = policy.decide(meter.read(pool, 0.0))
-    if first is not None and setting.bounded(first) != setting.initial_replicas:
-        pool = Pool(setting, startup, seed, meter, setting.bounded(first))
-    initial = pool.orders
-    timeline = Timeline(pool)
-    limit_s = trace_s + setting.drain_limit_s
-    scalings, tick, coming = 0, 1, 0
-    while True:
-        tick_at = tick * policy.interval_s
-        arrival_at = jobs[coming].arrived_s if coming < len(jobs) else math.inf
-        event_at = pool.next_event_at
-        now = min(tick_at, arrival_at, event_at)
-        if now >= trace_s and coming == len(jobs) and meter.present == 0:
-            break
-        if now > limit_s:
-            break
-        if arrival_at <= now:
-            meter.arrived(jobs[coming])
-            pool.route(jobs[coming], now)
-            coming += 1
-        elif event_at <= now:
-            pool.proceed()
-        else:
-            wanted = policy.decide(meter.read(pool, now))
-            if wanted is not None and setting.bounded(wanted) != pool.target:
-                scalings += 1
-                pool.resize(setting.bounded(wanted), now)
-            tick += 1
-            if progress is not None:
-                progress(min(1.0, now / trace_s) if trace_s else 1.0)
-        timeline.note(now)
-    ended_s = limit_s if meter.present else max(trace_s, meter.last_finished_s)
-    experienced = latencies(jobs, setting)
-    gpu_s = pool.gpu_seconds(ended_s)
-    return Outcome(
-        policy=policy.name,
-        setting=setting.name,
-        startup=startup.name,
-        seed=seed,
-        requests=len(jobs),
-        unfinished=experienced.unfinished,
-        ttft_attainment=experienced.ttft_attainment,
-        itl_attainment=experienced.itl_attainment,
-        attainment=experienced.attainment,
-        ttft_p50=experienced.ttft[0],
-        ttft_p95=experienced.ttft[1],
-        ttft_p99=experienced.ttft[2],
-        itl_p50=experienced.itl[0],
-        itl_p95=experienced.itl[1],
-        itl_p99=experienced.itl[2],
-        gpu_hours=gpu_s / 3600,
-        duration_s=ended_s,
-        scalings=scalings,
-        starts=pool.orders - initial,
-        failed_starts=pool.failed_starts,
-        mean_replicas=gpu_s / ended_s if ended_s else float(initial),
-        peak_replicas=timeline.peak,
-        replicas=tuple(timeline.entries),
-    )
+    run = _Run(policy, setting, startup, seed, trace_s, progress)
+    run.play(jobs)
+    return run.outcome(jobs)
+
+
+class _Run:
+    """One run: a pool, its policy, and what is kept of them."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        setting: Setting,
+        startup: StartupModel,
+        seed: int,
+        trace_s: float,
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        self._policy = policy
+        self._setting = setting
+        self._startup = startup
+        self._seed = seed
+        self._trace_s = trace_s
+        self._limit_s = trace_s + setting.drain_limit_s
+        self._progress = progress
+        self._meter = Meter()
+        pool = Pool(setting, startup, seed, self._meter, setting.initial_replicas)
+        first = policy.decide(self._meter.read(pool, 0.0))
+        if first is not None and setting.bounded(first) != setting.initial_replicas:
+            pool = Pool(setting, startup, seed, self._meter, setting.bounded(first))
+        self._pool = pool
+        self._initial = pool.orders
+        self._timeline = Timeline(pool)
+        self._scalings = 0
+
+    def play(self, jobs: Sequence[Job]) -> None:
+        """What happens at one moment does so in this order: requests come, the pool goes on, the policy is asked."""
+        pool, interval_s = self._pool, self._policy.interval_s
+        ticks, tick_at = 1, interval_s
+        for job in jobs:
+            arrived_s = job.arrived_s
+            while tick_at < arrived_s:
+                pool.advance(tick_at)
+                self._tick(tick_at)
+                ticks += 1
+                tick_at = ticks * interval_s
+            pool.advance(arrived_s, inclusive=False)
+            self._meter.arrived(job)
+            pool.route(job, arrived_s)
+        while True:
+            pool.advance(tick_at, stop=self._over)
+            if self._over(min(tick_at, pool.next_event_at)):
+                return
+            self._tick(tick_at)
+            ticks += 1
+            tick_at = ticks * interval_s
+
+    def outcome(self, jobs: Sequence[Job]) -> Outcome:
+        meter, pool, timeline = self._meter, self._pool, self._timeline
+        ended_s = self._limit_s if meter.present else max(self._trace_s, meter.last_finished_s)
+        experienced = latencies(jobs, self._setting)
+        gpu_s = pool.gpu_seconds(ended_s)
+        return Outcome(
+            policy=self._policy.name,
+            setting=self._setting.name,
+            startup=self._startup.name,
+            seed=self._seed,
+            requests=len(jobs),
+            unfinished=experienced.unfinished,
+            ttft_attainment=experienced.ttft_attainment,
+            itl_attainment=experienced.itl_attainment,
+            attainment=experienced.attainment,
+            ttft_p50=experienced.ttft[0],
+            ttft_p95=experienced.ttft[1],
+            ttft_p99=experienced.ttft[2],
+            itl_p50=experienced.itl[0],
+            itl_p95=experienced.itl[1],
+            itl_p99=experienced.itl[2],
+            gpu_hours=gpu_s / 3600,
+            duration_s=ended_s,
+            scalings=self._scalings,
+            starts=pool.orders - self._initial,
+            failed_starts=pool.failed_starts,
+            mean_replicas=gpu_s / ended_s if ended_s else float(self._initial),
+            peak_replicas=timeline.peak,
+            replicas=tuple(timeline.entries),
+        )
+
+    def _over(self, now: float) -> bool:
+        """Whether nothing that happens from ``now`` on counts, once all requests have come."""
+        return now > self._limit_s or (self._meter.present == 0 and now >= self._trace_s)
+
+    def _tick(self, now: float) -> None:
+        pool, setting = self._pool, self._setting
+        wanted = self._policy.decide(self._meter.read(pool, now))
+        if wanted is not None and setting.bounded(wanted) != pool.target:
+            self._scalings += 1
+            pool.resize(setting.bounded(wanted), now)
+        if self._progress is not None:
+            self._progress(min(1.0, now / self._trace_s) if self._trace_s else 1.0)
 
 
 class Timeline:
@@ -117,16 +154,13 @@ class Timeline:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._changes = -1
         self.entries: list[Replicas] = []
         self.peak = 0
         self.note(0.0)
+        pool.on_change = self.note
 
     def note(self, now: float) -> None:
         pool = self._pool
-        if pool.changes == self._changes:
-            return
-        self._changes = pool.changes
         entry = Replicas(now, pool.target, len(pool.ready), len(pool.starting), len(pool.draining))
         self.peak = max(self.peak, entry.ready + entry.starting + entry.draining)
         if self.entries and self.entries[-1].at_s == now:

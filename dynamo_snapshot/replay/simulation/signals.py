@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from planner.observation import Observation
@@ -25,8 +27,8 @@ class Signals:
     """Not routed to any more, still busy with what they have."""
     target: int
     """The size last asked for."""
-    observation: Observation
-    """What the planner plugin would see: newest forward-pass metrics of ready workers, and FleetStatus."""
+    observe: Callable[[], Observation]
+    """Looks at the pool as it is: for :attr:`observation`."""
     in_flight: float = 0.0
     """Mean number of requests in the system, waiting and running."""
     waiting: int = 0
@@ -40,12 +42,14 @@ class Signals:
     """Tokens that the finished requests were given."""
     busy: float = 0.0
     """Mean share of time in which a ready replica was in a forward pass, 0 to 1 (GPU utilization as DCGM tells it)."""
-    kv_usage: float = 0.0
-    """Mean share of the ready replicas' KV cache in use at the tick, 0 to 1."""
-    ttft_s: float | None = None
-    """Mean time to first token of the requests that had theirs since the tick before; None: none had."""
-    itl_s: float | None = None
-    """Mean time between tokens, likewise."""
+
+    @cached_property
+    def observation(self) -> Observation:
+        """What the planner plugin would see: newest forward-pass metrics of ready workers, and FleetStatus.
+
+        Only made for a policy that reads it, which it does in its tick: later the pool is another.
+        """
+        return self.observe()
 
 
 class Policy(Protocol):
