@@ -19,6 +19,7 @@ from planner.outlook import (
     Capacity,
     Choice,
     Future,
+    Turnover,
     Waiting,
     bins_of,
     candidates,
@@ -28,6 +29,8 @@ from planner.outlook import (
     supposed,
 )
 from planner.service import Service, learn
+from planner.slots import Limit, Slots
+from planner.slots import learn as learn_slots
 from planner.startup import StartUp, start_up
 
 START_QUANTILE = 0.8
@@ -66,6 +69,17 @@ class Knowledge:
     backlogs: tuple[float, ...] = ()
     """Prompt tokens that wait on each ready replica."""
     tick_s: float = 1.0
+    slots: Slots = field(default_factory=Slots)
+    limit: Limit | None = None
+    """What binds engines besides prefill; None: nothing that is known."""
+    held: tuple[float, ...] = ()
+    """Requests that each ready replica has, those that wait included."""
+
+    @property
+    def token_s(self) -> float:
+        """Replica-seconds that a prompt token stands for, by what binds: its prefill, or the slot of its request."""
+        prefill_s = self.service.second_per_token
+        return prefill_s if self.limit is None else max(prefill_s, self.limit.request_s / self.flow.prompt)
 
     @property
     def lead_s(self) -> float:
@@ -93,7 +107,7 @@ class Forecast:
     arriving: float
     """Demand of the last two seconds, in replicas."""
     waiting_s: float
-    """Seconds of prefill that wait."""
+    """Seconds of work that wait, on one replica: of prefill, or of slots where those bind."""
     slack_s: float
     alike: int
     """Moments on record that resemble this one."""
@@ -101,11 +115,16 @@ class Forecast:
     """What starting one more would cost, in GPU-seconds: for so long it pays to keep one."""
     choices: tuple[Choice, ...] = ()
     """Sizes with predicted misses and cost, one start-up time from now."""
+    limit: Limit | None = None
+    """What binds besides prefill; None: nothing that is known."""
 
     def text(self) -> str:
         best = cheapest(self.choices)
+        binds = "prefill"
+        if self.limit is not None:
+            binds = f"work ({self.limit.slots:.0f} requests at once, {self.limit.residence_s:.1f} s each)"
         return (
-            f"demand {self.arriving:.1f} replicas, {self.waiting_s:.1f} s of prefill waiting; in {self.lead_s:.1f} s "
+            f"demand {self.arriving:.1f} replicas, {self.waiting_s:.1f} s of {binds} waiting; in {self.lead_s:.1f} s "
             f"{best.replicas} would miss {best.misses:.2f} requests/s ({self.alike} moments alike)"
         )
 
@@ -126,14 +145,32 @@ def observe(
         start=start_up(pool, knowledge.start),
         backlogs=tuple(step.after.queued_tokens or 0.0 for step in steps),
     )
-    if not service.known or elapsed_s is None or not 0 < elapsed_s <= longest_s:
+    if elapsed_s is None or not 0 < elapsed_s <= longest_s:
+        return knowledge
+    slots = learn_slots(knowledge.slots, steps, elapsed_s, service)
+    knowledge = replace(knowledge, slots=slots)
+    if not service.known:
         return knowledge
     demand, flow = infer(steps, elapsed_s, service, knowledge.flow)
+    limit, held = slots.limit(service, flow.answer) if flow.prompt else None, knowledge.held
+    if limit is not None:
+        requests, slots = slots.arrivals(steps, elapsed_s, service, flow.answer)
+        demand = replace(demand, requests=requests, tokens=requests * flow.prompt)
+        held = tuple((step.after.running or 0.0) + (step.after.queued or 0.0) for step in steps)
     history = knowledge.history
     if load.complete or demand.tokens > 0:
         history = history.add(elapsed_s, demand.tokens, demand.requests)
     tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
-    return replace(knowledge, flow=flow, demand=demand, history=history, tick_s=tick_s)
+    return replace(
+        knowledge,
+        flow=flow,
+        demand=demand,
+        history=history,
+        tick_s=tick_s,
+        slots=slots,
+        limit=limit,
+        held=held,
+    )
 
 
 def _waiting(knowledge: Knowledge, slack_s: float, share: float) -> Waiting:
@@ -141,7 +178,14 @@ def _waiting(knowledge: Knowledge, slack_s: float, share: float) -> Waiting:
     recent = (history.now, *history.moments[-MIDDLE : -MIDDLE * WAITING_MOMENTS : -MIDDLE])
     rates = [moment.middle**2 for moment in recent]
     moments = tuple((rate / flow.prompt, rate * per_token) for rate in rates)
-    return Waiting(moments, slack_s, flow.spread * per_token, share) if moments else Waiting()
+    waiting = Waiting(moments, slack_s, flow.spread * per_token, share) if moments else Waiting()
+    limit = knowledge.limit
+    if limit is None:
+        return waiting
+    counts = history.requests[-1 - MIDDLE * WAITING_MOMENTS :]
+    rate = (counts[-1] - counts[0]) / max(1, len(counts) - 1)
+    moments = ((rate, rate * limit.request_s),)
+    return replace(waiting, also=Waiting(moments, slack_s, limit.request_s, share, limit.slots))
 
 
 def _slack_s(knowledge: Knowledge, ttft_s: float) -> float:
@@ -162,11 +206,17 @@ def look_ahead(
     service, flow, history = knowledge.service, knowledge.flow, knowledge.history
     if not service.known or not flow.prompt:
         return None
-    per_token = service.second_per_token
+    per_token, token_s, limit = service.second_per_token, knowledge.token_s, knowledge.limit
     slack_s = _slack_s(knowledge, objectives.ttft_s)
     start, lead_s, tick_s = knowledge.start, knowledge.lead_s, knowledge.tick_s
     starting = observation.pool.starting if observation.pool else ()
     backlogs = Backlogs.of([tokens * per_token for tokens in knowledge.backlogs])
+    turnover, waiting_s = None, backlogs.total
+    if limit is not None:
+        taken = Backlogs.of([requests * limit.request_s for requests in knowledge.held])
+        turnover = Turnover(limit.request_s, limit.residence_s, taken)
+        queued = sum(max(0.0, requests - limit.slots) for requests in knowledge.held)
+        waiting_s = max(waiting_s, queued * limit.request_s)
     capacity = Capacity(
         ready=observation.ready or 0,
         backlogs=backlogs,
@@ -174,6 +224,7 @@ def look_ahead(
         lead_s=lead_s,
         share=BALANCE * flow.prefill_share**SHARE_POWER,
         slack_s=slack_s,
+        turnover=turnover,
     )
     in_flight = knowledge.demand.decoding + knowledge.demand.waiting_tokens / flow.prompt
     rate = history.now.middle**2 / flow.prompt
@@ -195,7 +246,7 @@ def look_ahead(
     rise: tuple[Choice, ...] = ()
     keep = 0
     unseen_s = SEEN_LATE * tick_s
-    alike = history.alike(history.now, bins_of(lead_s + tick_s + unseen_s), per_token)
+    alike = history.alike(history.now, bins_of(lead_s + tick_s + unseen_s), token_s)
     for ahead_s in (lead_s, lead_s / 2, 0.0):
         window_s = ahead_s + tick_s + unseen_s
         known = futures(history, alike, capacity, window_s, tick_s, per_token)
@@ -205,7 +256,7 @@ def look_ahead(
             keep = cheapest(rise).replicas
         choices = candidates(possible, lowest, highest, objectives.miss_cost_s, _free, waiting)
         keep = max(keep, cheapest(choices).replicas)
-    floor = math.ceil(backlogs.total / (slack_s + lead_s) - 1e-9)
+    floor = math.ceil(waiting_s / (slack_s + lead_s) - 1e-9)
     if objectives.itl_s is not None:
         most = service.requests_within(objectives.itl_s)
         if most is not None:
@@ -216,12 +267,13 @@ def look_ahead(
         keep=max(floor, keep),
         floor=floor,
         lead_s=lead_s,
-        arriving=history.now.short**2 * per_token,
-        waiting_s=backlogs.total,
+        arriving=history.now.short**2 * token_s,
+        waiting_s=waiting_s,
         slack_s=slack_s,
         alike=len(alike),
         choices=rise,
         hold_s=hold_s,
+        limit=limit,
     )
 
 
@@ -235,12 +287,12 @@ def _prior(
     """What may come when little is on record: as much as now, twice, four times; a burst out of silence."""
     now = history.now
     weight = PRIOR_WEIGHT * PRIOR_FADES_S / (PRIOR_FADES_S + history.bins)
-    rate = max(now.short, now.middle) ** 2 * per_token
+    token_s = per_token if capacity.turnover is None else max(per_token, capacity.turnover.request_s / prompt)
+    rate = max(now.short, now.middle) ** 2 * token_s
     silent_s = 2.0**now.silence
     burst = weight * min(1.0, window_s / PRIOR_BURST_EVERY_S) * min(1.0, PRIOR_BURST_EVERY_S / silent_s)
-    requests = 1 / (prompt * per_token)
-    work = [
-        (factor * rate, factor * rate * requests, share * weight) for factor, share in ((1, 0.6), (2, 0.3), (4, 0.1))
-    ]
-    work.append((rate + PRIOR_BURST, (rate + PRIOR_BURST) * requests, burst))
+    requests, prefill = 1 / (prompt * token_s), per_token / token_s
+    rates = [(factor * rate, share * weight) for factor, share in ((1, 0.6), (2, 0.3), (4, 0.1))]
+    rates.append((rate + PRIOR_BURST, burst))
+    work = [(busy * prefill, busy * requests, likely) for busy, likely in rates]
     return supposed(work, capacity, window_s, tick_s)

@@ -5,6 +5,9 @@ leaves of the objective (``slack_s``). So the arrivals of the last seconds of a 
 now are in time if, for each moment *u* of it, what arrives after *u* fits into what the replicas that are
 there can work off until then, and their slack. That gives each possible future the size it needs, and the
 misses of any size are the arrivals of the futures that need more.
+
+Where slots bind as well (:class:`Turnover`), the same holds for the time that requests occupy them, except that
+what comes finds free slots first: a stretch that is no longer than a request stays asks for nothing.
 """
 
 from __future__ import annotations
@@ -57,6 +60,17 @@ class Backlogs:
 
 
 @dataclass(frozen=True)
+class Turnover:
+    """How fast slots become free."""
+
+    request_s: float
+    """Replica-seconds that one request takes: how long it stays, divided by the slots of a replica."""
+    residence_s: float
+    taken: Backlogs
+    """Replica-seconds of the requests that each ready replica has, those that run included."""
+
+
+@dataclass(frozen=True)
 class Capacity:
     """What is there and on its way; seconds from now."""
 
@@ -69,6 +83,8 @@ class Capacity:
     share: float
     """Of a replica's time, what can go into prefill, 0 to 1."""
     slack_s: float
+    turnover: Turnover | None = None
+    """None: prefill alone binds."""
 
 
 class _Room(NamedTuple):
@@ -118,6 +134,8 @@ def futures(
     # What comes in the last bins is in time up to the middle of them, or not.
     end_s = (bins - last / 2) * BIN_S
     rooms = [(start, _room(capacity, start * BIN_S, end_s)) for start in starts if start * BIN_S < end_s]
+    turnover = capacity.turnover
+    slot_rooms = [] if turnover is None else _slot_rooms(capacity, turnover, starts, end_s)
     tokens, requests = history.tokens, history.requests
     silent = 0.0
     busy = []
@@ -137,6 +155,10 @@ def futures(
             size = room.size((end - tokens[index + start]) * per_token)
             if size > needs:
                 needs = size
+        if turnover is not None:
+            end = requests[index + bins] - coming * last * BIN_S / 2
+            for start, room in slot_rooms:
+                needs = max(needs, room.size((end - requests[index + start]) * turnover.request_s))
         result.append(Future(needs, coming, weight * stride))
     return result
 
@@ -150,23 +172,45 @@ def supposed(
     work: Sequence[tuple[float, float, float]], capacity: Capacity, window_s: float, tick_s: float
 ) -> list[Future]:
     """Futures that nothing was recorded of: (seconds of prefill a second, requests a second, weight) each."""
-    room = _room(capacity, 0.0, window_s - tick_s / 2)
-    return [Future(room.size(rate * (window_s - tick_s / 2)), coming, weight) for rate, coming, weight in work]
+    end_s = window_s - tick_s / 2
+    room, turnover = _room(capacity, 0.0, end_s), capacity.turnover
+    if turnover is None:
+        return [Future(room.size(rate * end_s), coming, weight) for rate, coming, weight in work]
+    (_, slot_room), *_ = _slot_rooms(capacity, turnover, (0,), end_s)
+    sizes = [
+        max(room.size(rate * end_s), slot_room.size(coming * end_s * turnover.request_s)) for rate, coming, _ in work
+    ]
+    return [Future(size, coming, weight) for size, (_, coming, weight) in zip(sizes, work, strict=True)]
 
 
 def _room(capacity: Capacity, start_s: float, end_s: float) -> _Room:
+    return _fit(capacity, capacity.backlogs, start_s, end_s, 0.0)
+
+
+def _slot_rooms(capacity: Capacity, turnover: Turnover, starts: Iterable[int], end_s: float) -> list[tuple[int, _Room]]:
+    """Stretches that end now or are long enough for what came before them to have gone."""
+    longest = end_s - turnover.residence_s
+    return [
+        (start, _fit(capacity, turnover.taken, start * BIN_S, end_s, turnover.residence_s))
+        for start in starts
+        if start == 0 or start * BIN_S <= longest
+    ]
+
+
+def _fit(capacity: Capacity, backlogs: Backlogs, start_s: float, end_s: float, empty_s: float) -> _Room:
+    """What fits in between; ``empty_s`` is how much more an empty replica takes at once."""
     slack, share = capacity.slack_s, capacity.share
     full = end_s - start_s + slack
-    per_ready = full * share
-    if start_s == 0:
-        per_ready = capacity.backlogs.free(per_ready)
+    per_ready = backlogs.free((full + empty_s) * share) if start_s == 0 else full * share
     on_way, together = [], 0.0
     for arrival in capacity.arrivals:
         there = end_s - max(start_s, arrival)
-        together += max(0.0, (there + slack) * share if there > 0 else 0.0)
+        more = empty_s if arrival > start_s else 0.0
+        together += max(0.0, (there + slack + more) * share if there > 0 else 0.0)
         on_way.append(together)
     there = max(BIN_S / 2, end_s - max(start_s, capacity.lead_s))
-    return _Room(per_ready, capacity.ready, tuple(on_way), (there + slack) * share)
+    more = empty_s if capacity.lead_s > start_s else 0.0
+    return _Room(per_ready, capacity.ready, tuple(on_way), (there + slack + more) * share)
 
 
 def flood(decoding: float, rate: float, prefill_s: float, slack_s: float, new: int) -> float:
@@ -207,6 +251,10 @@ class Waiting:
     """Mean square of a prompt's seconds, divided by their mean."""
     share: float = 1.0
     """As in :class:`Capacity`."""
+    slots: float = 1.0
+    """Requests that a replica works on at once: only when all are taken does one wait."""
+    also: Waiting | None = None
+    """What else may be busy; the worse of the two counts."""
 
     def misses(self, replicas: int) -> float:
         """Requests a second that miss their objective so."""
@@ -214,15 +262,22 @@ class Waiting:
             return 0.0
         total = 0.0
         for rate, work in self.moments:
-            total += rate * late(work / (replicas * self.share), self.slack_s / self.size_s)
-        return total / len(self.moments)
+            total += rate * late(work / (replicas * self.share), self.slack_s / self.size_s, self.slots)
+        misses = total / len(self.moments)
+        return misses if self.also is None else max(misses, self.also.misses(replicas))
 
 
-def late(busy: float, prompts: float) -> float:
-    """The share of requests that wait for longer than ``prompts`` prompts take, on replicas ``busy`` so much."""
+def late(busy: float, prompts: float, slots: float = 1.0) -> float:
+    """The share of requests that wait for longer than ``prompts`` prompts take, on replicas ``busy`` so much.
+
+    With more slots fewer find all of them taken (Sakasegawa's approximation of Erlang's formula).
+    """
     if busy <= 0:
         return 0.0
-    return busy * math.exp(-(1 / busy - 1) * prompts * STEEP) if busy < 1 else 1.0
+    if busy >= 1:
+        return 1.0
+    waits = busy if slots == 1 else busy ** (math.sqrt(2 * (slots + 1)) - 1)
+    return waits * math.exp(-(1 / busy - 1) * prompts * STEEP)
 
 
 def candidates(

@@ -227,16 +227,22 @@ class LoadPolicy:
     def _judging(self, memory: Memory, forecast: Forecast, elapsed_s: float) -> Steady:
         """The record of sizes, with what came since the tick before."""
         knowledge = memory.knowledge
+        demand, limit = knowledge.demand, knowledge.limit
         per_token = knowledge.service.second_per_token
+        work_s, size_s = demand.tokens * per_token, knowledge.flow.spread * per_token
+        slots, empty_s = 1.0, 0.0
+        if limit is not None and demand.requests * limit.request_s > work_s:
+            work_s, size_s = demand.requests * limit.request_s, limit.request_s
+            slots, empty_s = limit.slots, limit.residence_s
         tick = Tick(
             elapsed_s,
-            knowledge.demand.tokens * per_token,
-            knowledge.demand.requests,
-            knowledge.history.now.middle**2 * per_token,
+            work_s,
+            demand.requests,
+            knowledge.history.now.middle**2 * knowledge.token_s,
             memory.free,
             forecast.lead_s,
         )
-        terms = Terms(self.miss_cost_s, forecast.slack_s, knowledge.flow.spread * per_token, BALANCE)
+        terms = Terms(self.miss_cost_s, forecast.slack_s, size_s, BALANCE, slots, empty_s)
         return memory.steady.add(tick, terms, self.min_replicas, self.max_replicas)
 
     def _within(self, memory: Memory, load: Load) -> tuple[int, str]:
@@ -261,13 +267,17 @@ class LoadPolicy:
             )
         if forecast is None:
             return self._by_decoding(load, memory) or by_count
-        return Need(
+        need = Need(
             self._bounded(forecast.rise + self.spare_replicas),
             self._bounded(forecast.keep + self.spare_replicas),
             self._bounded(forecast.floor),
             f"{forecast.text()}{self._missing(load)}",
             forecast,
         )
+        if memory.knowledge.slots.suspected and by_count.rise > need.rise:
+            # Requests wait, and not for prefill: until it is known for what, they are counted.
+            return replace(by_count, keep=max(by_count.keep, need.keep), forecast=forecast)
+        return need
 
     def _by_decoding(self, load: Load, memory: Memory) -> Need | None:
         """For a pool that only decodes: what keeps the time between tokens; None while that is unknown."""

@@ -49,6 +49,9 @@ class Terms:
     slack_s: float
     size_s: float
     share: float
+    slots: float = 1.0
+    empty_s: float = 0.0
+    """How much more an empty replica takes at once: how long a request keeps a slot, where slots bind."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,13 @@ def _costs(tick: Tick, terms: Terms) -> Callable[[float, int, int, float], tuple
         before += paid * tick.elapsed_s
         if missed_s > 0:
             delay = (queued + max(0.0, tick.work_s - rate * tick.elapsed_s) / 2) / rate
+            if terms.empty_s:
+                delay = max(0.0, delay - terms.empty_s * max(0.0, 1 - tick.busy / rate))
             if delay >= terms.slack_s:
                 before += missed_s
             else:
                 busy = min(BUSIEST, tick.busy / rate)
-                before += missed_s * late(busy, prompts * (1 - delay / terms.slack_s))
+                before += missed_s * late(busy, prompts * (1 - delay / terms.slack_s), terms.slots)
         return max(0.0, left), before
 
     return cost

@@ -90,6 +90,7 @@ def in_dynamo(
     engine = {
         "enable_prefix_caching": False,
         "speedup_ratio": timing.speed,
+        "decode_speedup_ratio": timing.decode_speed,
         "max_num_batched_tokens": timing.max_batched_tokens,
         "max_num_seqs": timing.max_requests,
         "num_gpu_blocks": timing.kv_tokens // 64,
@@ -150,8 +151,9 @@ def test_requests_wait_as_long_as_in_dynamo(tmp_path: Path, replicas: int, speed
     [
         EngineTiming(speed=0.2, max_batched_tokens=2048, max_requests=16),
         EngineTiming(speed=0.3, kv_tokens=48 * 1024),
+        EngineTiming(decode_speed=0.5, max_requests=8),
     ],
-    ids=["small batches", "a small KV cache"],
+    ids=["small batches", "a small KV cache", "eight slots"],
 )
 def test_narrow_engines_queue_as_in_dynamo(tmp_path: Path, timing: EngineTiming) -> None:
     requests = synthetic(3, 200.0, lambda at: 5.0)

@@ -2,7 +2,8 @@
 
 The mocker (``timing_model: polynomial``) adds two times: that of the prompt tokens prefilled in the pass, and
 that of one decode step over all requests that decode, by the share of the KV cache that their contexts fill.
-Its ``speedup_ratio`` is ``speed`` here. An integration test holds the two together.
+Its ``speedup_ratio`` is ``speed`` here, its ``decode_speedup_ratio`` ``decode_speed``. An integration test holds
+the two together.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class EngineTiming(msgspec.Struct, frozen=True, kw_only=True):
 
     speed: float = 1.0
     """How many times as fast as the mocker's model, above 0."""
+    decode_speed: float = 1.0
+    """The same for decode steps alone, on top of ``speed``."""
     max_batched_tokens: int = 8192
     """Tokens of one forward pass: decoded ones first, the rest are chunks of prompts."""
     max_requests: int = 256
@@ -28,8 +31,9 @@ class EngineTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of context that fit into the KV cache."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.speed < float("inf"):
-            raise ValueError(f"speed must be a positive number, not {self.speed}")
+        for name in ("speed", "decode_speed"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a positive number, not {getattr(self, name)}")
         for name in ("max_batched_tokens", "max_requests", "kv_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -45,6 +49,7 @@ class PassTimes:
     def __init__(self, timing: EngineTiming) -> None:
         scale = 1000.0 * timing.speed
         self._p0, self._p1, self._p2 = (coefficient / scale for coefficient in _PREFILL_MS)
+        scale *= timing.decode_speed
         self._d0 = _DECODE_MS[0] / scale
         self._d1 = _DECODE_MS[1] / scale / timing.kv_tokens
         self._d2 = _DECODE_MS[2] / scale / timing.kv_tokens**2
