@@ -6,14 +6,16 @@ import gzip
 import multiprocessing
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.comparison import die, double, refuse
 
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.replay.comparison import fingerprint
 from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.parallel import work
-from dynamo_snapshot.replay.comparison.rows import Start
+from dynamo_snapshot.replay.comparison.rows import OURS, Start
 from dynamo_snapshot.replay.comparison.runs import runs
 from dynamo_snapshot.replay.comparison.settings import changed, combinations, field_names, setting_of
 from dynamo_snapshot.replay.comparison.sources import BUNDLED_S, Source, named_sources, part, study_sources
@@ -79,6 +81,8 @@ def test_a_setting_is_changed_by_its_fields() -> None:
         ("engine.kv_tokens=x", "--setting engine.kv_tokens: Expected `int`"),
         ("min_replicas=20", "max_replicas must be at least min_replicas"),
         ("engine.speed=0", "speed must be a positive number"),
+        ("name=mine", "--setting name: a setting is called after its trace"),
+        (" name =mine", "a setting is called after its trace"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_fields_there_are(change: str, said: str) -> None:
@@ -89,7 +93,32 @@ def test_a_wrong_setting_is_refused_with_the_fields_there_are(change: str, said:
 
 
 def test_all_fields_of_a_setting_can_be_changed() -> None:
-    assert {"max_replicas", "engine.kv_tokens"} <= set(field_names({"max_replicas": 1, "engine": {"kv_tokens": 1}}))
+    values = msgspec.to_builtins(Setting())
+    fields = field_names(values)
+    assert {"max_replicas", "engine.kv_tokens"} <= set(fields)
+    assert "name" not in fields
+    for field in fields:
+        folder, _, name = field.rpartition(".")
+        value = (values[folder] if folder else values)[name]
+        assert changed(Setting(), [f"{field}={value}"]) == Setting()
+
+
+def test_rows_of_dynamos_planner_are_those_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {policy: fingerprint.code_of(policy) for policy in ("dynamo-load", "dynamo-throughput", "hpa", "snapshot")}
+    assert fingerprint.dynamo_version()
+    fingerprint.code_of.cache_clear()
+    monkeypatch.setattr(fingerprint, "dynamo_version", lambda: "0.0.1")
+    after = {policy: fingerprint.code_of(policy) for policy in before}
+    fingerprint.code_of.cache_clear()
+    assert {policy for policy in before if before[policy] != after[policy]} == {"dynamo-load", "dynamo-throughput"}
+
+
+def test_our_rows_are_those_of_the_policy_and_not_of_what_brings_it_to_the_planner() -> None:
+    decides = {file.name for file in fingerprint.sources_of(OURS)} - {
+        file.name for file in fingerprint.sources_of("hpa")
+    }
+    assert {"policy.py", "forecast.py", "observation.py"} <= decides
+    assert not decides & {"engine.py", "plugin.py", "grpc_server.py", "config.py", "records.py"}
 
 
 def test_knobs_are_combined() -> None:

@@ -14,6 +14,9 @@ from dynamo_snapshot.replay.comparison.sources import BUNDLED_FROM, Source
 from dynamo_snapshot.replay.simulation.setting import Setting
 from dynamo_snapshot.replay.simulation.study import study
 
+_NAMES = ("name",)
+"""Fields that change no run: results go by the trace's name."""
+
 
 def setting_of(source: Source) -> Setting:
     """The setting of a trace: the study's own for its traces and for the bundled excerpt, else the default."""
@@ -31,6 +34,12 @@ def changed(setting: Setting, changes: Sequence[str]) -> Setting:
     for change in changes:
         name, equals, text = change.partition("=")
         *folders, field = name.strip().split(".")
+        if name.strip() in _NAMES:
+            raise SnapshotError(
+                Reason.CONFIGURATION_INVALID,
+                f"--setting {name}: a setting is called after its trace",
+                _known(values),
+            )
         place = values
         for folder in folders:
             place = place.get(folder)
@@ -70,6 +79,8 @@ def field_names(values: dict[str, Any], prefix: str = "") -> list[str]:
     """The fields that may be changed, nested ones with a dot."""
     names: list[str] = []
     for name, value in values.items():
+        if prefix + name in _NAMES:
+            continue
         names += field_names(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
     return names
 
