@@ -127,6 +127,8 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
         "slack_s": forecast.slack_s,
         "hold_s": forecast.hold_s,
         "alike": forecast.alike,
+        "slots": None if forecast.limit is None else forecast.limit.slots,
+        "residence_s": None if forecast.limit is None else forecast.limit.residence_s,
         "rise": forecast.rise,
         "keep": forecast.keep,
         "candidates": [

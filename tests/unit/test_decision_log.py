@@ -120,6 +120,14 @@ def test_a_limit_of_the_fleet_is_said_with_its_reason(tmp_path: Path) -> None:
     assert "needs 2 at least" in text
 
 
+def test_what_binds_an_engine_besides_prefill_is_said(tmp_path: Path) -> None:
+    forecast = {"lead_s": 2.0, "demand_replicas": 3.3, "waiting_s": 2.5, "rise": 4, "keep": 4}
+    text = told(tmp_path, entry(forecast={**forecast, "slots": 8.0, "residence_s": 1.7}))
+    assert "it ran 8 requests at once, and each stayed for 1.7 s." in text
+    assert "at once" not in told(tmp_path, entry(forecast={**forecast, "slots": None, "residence_s": None}))
+    assert "at once" not in told(tmp_path, entry(forecast=forecast))
+
+
 def test_what_was_parked_and_what_was_asked_to_be_is_said(tmp_path: Path) -> None:
     pool = {"target": 3, "achievable": 3, "parked": 2}
     text = told(tmp_path, entry(hint={"parked": 4, "prefetch": True}, observation={"pool": pool}))

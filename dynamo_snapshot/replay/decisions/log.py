@@ -28,6 +28,9 @@ class Prediction(msgspec.Struct, frozen=True):
     rise: int
     keep: int
     alike: int = 0
+    slots: float | None = None
+    """Requests that an engine runs at once, where that binds, and how long each stays."""
+    residence_s: float | None = None
     candidates: tuple[Candidate, ...] = ()
 
 

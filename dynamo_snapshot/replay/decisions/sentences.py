@@ -117,6 +117,11 @@ def _predicted(decision: Decision) -> Iterator[str]:
         f"{prediction.waiting_s:.1f} s of work waited. A replica ordered then would serve {prediction.lead_s:.1f} s "
         f"later, so that is how far the policy looked; {prediction.alike} moments on record were like this one."
     )
+    if prediction.slots is not None and prediction.residence_s is not None:
+        yield (
+            f"Prefill was not all that bound an engine: it ran {prediction.slots:.0f} requests at once, and each "
+            f"stayed for {prediction.residence_s:.1f} s."
+        )
     yield from _candidates(prediction)
     if prediction.keep > prediction.rise:
         yield f"{prediction.rise} were worth ordering, {prediction.keep} worth keeping where they are there already."
