@@ -55,3 +55,11 @@ def die(piece: int) -> int:
     if piece == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return piece
+
+
+def threads(piece: int) -> int:
+    """How many threads this process has once numpy has multiplied matrices."""
+    import numpy as np
+
+    square = np.ones((400, 400)) @ np.ones((400, 400))
+    return len(os.listdir("/proc/self/task")) if square[0, 0] == 400 else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.comparison import die, double, refuse
+from support.comparison import die, double, refuse, threads
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.replay.comparison import fingerprint
@@ -16,7 +16,7 @@ from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.parallel import work
 from dynamo_snapshot.replay.comparison.rows import OURS, Start
-from dynamo_snapshot.replay.comparison.runs import runs
+from dynamo_snapshot.replay.comparison.runs import Run, runs
 from dynamo_snapshot.replay.comparison.settings import changed, combinations, field_names, setting_of
 from dynamo_snapshot.replay.comparison.sources import BUNDLED_S, Source, named_sources, part, study_sources
 from dynamo_snapshot.replay.simulation.setting import Setting
@@ -168,10 +168,28 @@ def test_runs_give_rows_that_say_how_their_replicas_came_to_be() -> None:
     assert told[-1].left_s == 0
 
 
+def test_all_seeds_of_the_ceiling_go_together_and_other_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Run, ...]] = []
+    monkeypatch.setattr(
+        "dynamo_snapshot.replay.comparison.conduct.work", lambda do, pieces, processes: given.extend(pieces) or iter(())
+    )
+    specs = ["clairvoyant", "clairvoyant(miss_cost_s=3)", "hpa"]
+    planned = runs([BUNDLED], Half.FIRST, specs, ["restore-2s", "cold-45s"], 3, {"excerpt": Setting()})
+    assert list(conduct(planned, 2)) == []
+    assert sorted(len(piece) for piece in given) == [1] * 6 + [3] * 4
+    assert {run for piece in given for run in piece} == set(planned)
+    for piece in given:
+        assert len({(run.policy, run.startup) for run in piece}) == 1
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_pieces_are_done_whatever_the_number_of_processes(processes: int) -> None:
     assert dict(work(double, range(5), processes)) == {piece: 2 * piece for piece in range(5)}
     assert multiprocessing.active_children() == []
+
+
+def test_a_process_has_one_thread_whatever_numpy_would_like() -> None:
+    assert dict(work(threads, range(3), 2)) == dict.fromkeys(range(3), 1)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
