@@ -22,8 +22,6 @@ HEARTBEAT_S = 1.25
 """Idle engines tell so once a second; one that has been silent for longer is in a long pass."""
 KEEP_REQUESTS = 300.0
 """After so many newer requests, an old one counts 1/e in the means of prompts and answers."""
-KEPT_SIZES, NEW_SIZES = 96, 6
-"""Sizes of single prompts that are kept, and taken from one tick at the most."""
 STEADY = 3.0
 """An engine that decodes so many requests at both ticks was not idle in between."""
 PRIOR_REQUESTS = 5.0
@@ -45,20 +43,12 @@ class Flow:
     busy_s: float = 1.0
     """Engine-seconds with a queue, and how much of them went into prefill."""
     prefill_s: float = 1.0
-    sizes: tuple[float, ...] = ()
-    """Prompt tokens of the last requests that were seen alone, newest last."""
     debt: float = 0.0
 
     @property
     def prompt(self) -> float:
         """Mean prompt tokens; 0 while unknown."""
         return self.prompt_tokens / self.prompts if self.prompts else 0.0
-
-    @property
-    def spread(self) -> float:
-        """Mean square of prompt tokens divided by their mean: the size of the prompt that one finds ahead of it."""
-        total = sum(self.sizes)
-        return max(self.prompt, sum(size * size for size in self.sizes) / total if total else 0.0)
 
     @property
     def answer(self) -> float:
@@ -93,7 +83,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
     prompt, answer = flow.prompt, flow.answer
     tokens = waiting = decoding = 0.0
     seen_prompts = seen_tokens = 0.0
-    sizes: list[float] = []
     answers = answer_tokens = busy_s = prefill_total_s = pressed_answers = pressed_tokens = 0.0
     for before, after, unchanged_s in steps:
         queued_tokens = after.queued_tokens or 0.0
@@ -104,8 +93,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         if after.queued:
             seen_prompts += after.queued
             seen_tokens += queued_tokens
-            if after.queued == 1 and not (before and before.queued):
-                sizes.append(queued_tokens)
         if before is None:
             tokens += queued_tokens + context
             continue
@@ -117,8 +104,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         if decodes and not queued_tokens:
             seen_prompts += decodes
             seen_tokens += context
-            if decodes == 1 and before.decode_requests != 1:
-                sizes.append(context)
         if before.pass_s == 0 or passes < 0:
             prefilled = max(chunk, context)
             answers += prefilled / prompt if prompt else 0.0
@@ -162,7 +147,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         pressed_tokens=flow.pressed_tokens * keep_pressed + pressed_tokens,
         busy_s=flow.busy_s * keep_busy + busy_s,
         prefill_s=flow.prefill_s * keep_busy + prefill_total_s,
-        sizes=(*flow.sizes, *sizes[-NEW_SIZES:])[-KEPT_SIZES:],
         debt=min(0.0, total) / 2,
     )
     arrived = max(0.0, total)

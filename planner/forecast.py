@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.demand import Demand, Flow, infer
-from planner.history import MIDDLE, History
+from planner.history import LONG, History
 from planner.load import Load, Step
 from planner.observation import Observation, PoolView
 from planner.outlook import (
@@ -20,7 +20,6 @@ from planner.outlook import (
     Choice,
     Future,
     Turnover,
-    Waiting,
     bins_of,
     candidates,
     cheapest,
@@ -29,9 +28,12 @@ from planner.outlook import (
     supposed,
 )
 from planner.service import Service, learn
+from planner.sizes import Sizes
+from planner.sizes import learn as learn_sizes
 from planner.slots import Limit, Slots
 from planner.slots import learn as learn_slots
 from planner.startup import StartUp, start_up
+from planner.waiting import Busy, Prompt, Prompts, Slotted, Waiting
 
 START_QUANTILE = 0.8
 """Starts are expected to take as long as this share of them does."""
@@ -48,8 +50,6 @@ SLACK_PROMPTS = 1.0
 """How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
 LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
-WAITING_MOMENTS = 6
-"""Utilizations of the last so many times ten seconds tell how often a replica happens to be busy."""
 PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
@@ -69,6 +69,7 @@ class Knowledge:
     backlogs: tuple[float, ...] = ()
     """Prompt tokens that wait on each ready replica."""
     tick_s: float = 1.0
+    sizes: Sizes = field(default_factory=Sizes)
     slots: Slots = field(default_factory=Slots)
     limit: Limit | None = None
     """What binds engines besides prefill; None: nothing that is known."""
@@ -76,9 +77,14 @@ class Knowledge:
     """Requests that each ready replica has, those that wait included."""
 
     @property
+    def prefill_token_s(self) -> float:
+        """Seconds of a replica that a prompt token takes; a decode step of other requests goes with each prompt."""
+        return self.service.second_per_token + self.service.step_s / self.flow.prompt
+
+    @property
     def token_s(self) -> float:
         """Replica-seconds that a prompt token stands for, by what binds: its prefill, or the slot of its request."""
-        prefill_s = self.service.second_per_token
+        prefill_s = self.prefill_token_s
         return prefill_s if self.limit is None else max(prefill_s, self.limit.request_s / self.flow.prompt)
 
     @property
@@ -117,6 +123,7 @@ class Forecast:
     """Sizes with predicted misses and cost, one start-up time from now."""
     limit: Limit | None = None
     """What binds besides prefill; None: nothing that is known."""
+    prompts: Prompts | None = None
 
     def text(self) -> str:
         best = cheapest(self.choices)
@@ -161,6 +168,10 @@ def observe(
     if load.complete or demand.tokens > 0:
         history = history.add(elapsed_s, demand.tokens, demand.requests)
     tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
+    step_s = service.step_s
+    sizes = learn_sizes(
+        knowledge.sizes, steps, flow.prompt, step_s, service.second_per_token, flow.answer * step_s, tick_s
+    )
     return replace(
         knowledge,
         flow=flow,
@@ -170,22 +181,28 @@ def observe(
         slots=slots,
         limit=limit,
         held=held,
+        sizes=sizes,
     )
 
 
-def _waiting(knowledge: Knowledge, slack_s: float, share: float) -> Waiting:
-    history, flow, per_token = knowledge.history, knowledge.flow, knowledge.service.second_per_token
-    recent = (history.now, *history.moments[-MIDDLE : -MIDDLE * WAITING_MOMENTS : -MIDDLE])
-    rates = [moment.middle**2 for moment in recent]
-    moments = tuple((rate / flow.prompt, rate * per_token) for rate in rates)
-    waiting = Waiting(moments, slack_s, flow.spread * per_token, share) if moments else Waiting()
+def _waiting(knowledge: Knowledge, prompts: Prompts, slack_s: float, share: float) -> Waiting:
+    history, flow = knowledge.history, knowledge.flow
+    rate = history.now.long**2
+    queues = [Busy(prompts, rate / flow.prompt, rate * knowledge.prefill_token_s / share)]
     limit = knowledge.limit
-    if limit is None:
-        return waiting
-    counts = history.requests[-1 - MIDDLE * WAITING_MOMENTS :]
-    rate = (counts[-1] - counts[0]) / max(1, len(counts) - 1)
-    moments = ((rate, rate * limit.request_s),)
-    return replace(waiting, also=Waiting(moments, slack_s, limit.request_s, share, limit.slots))
+    if limit is not None:
+        counts = history.requests[-1 - LONG :]
+        rate = (counts[-1] - counts[0]) / max(1, len(counts) - 1)
+        queues.append(Busy(Slotted(limit.slots, limit.request_s, slack_s), rate, rate * limit.request_s / share))
+    return Waiting(tuple(queues))
+
+
+def _prompts(knowledge: Knowledge, ttft_s: float) -> Prompts:
+    """What requests are like, and what they have for waiting and prefill."""
+    service, shares = knowledge.service, knowledge.sizes.shares(knowledge.flow.prompt)
+    base, _ = service.decode_line()
+    sizes = tuple(Prompt(tokens * service.second_per_token + service.step_s, share) for tokens, share in shares)
+    return Prompts(sizes, ttft_s - base, knowledge.history.bursts())
 
 
 def _slack_s(knowledge: Knowledge, ttft_s: float) -> float:
@@ -206,7 +223,7 @@ def look_ahead(
     service, flow, history = knowledge.service, knowledge.flow, knowledge.history
     if not service.known or not flow.prompt:
         return None
-    per_token, token_s, limit = service.second_per_token, knowledge.token_s, knowledge.limit
+    per_token, token_s, limit = knowledge.prefill_token_s, knowledge.token_s, knowledge.limit
     slack_s = _slack_s(knowledge, objectives.ttft_s)
     start, lead_s, tick_s = knowledge.start, knowledge.lead_s, knowledge.tick_s
     starting = observation.pool.starting if observation.pool else ()
@@ -242,7 +259,8 @@ def look_ahead(
     def start_cost(size: int) -> float:
         return change_cost(size - there) / kept_s if size > there else 0.0
 
-    waiting = _waiting(knowledge, slack_s, capacity.share)
+    prompts = _prompts(knowledge, objectives.ttft_s)
+    waiting = _waiting(knowledge, prompts, slack_s, capacity.share)
     rise: tuple[Choice, ...] = ()
     keep = 0
     unseen_s = SEEN_LATE * tick_s
@@ -274,6 +292,7 @@ def look_ahead(
         choices=rise,
         hold_s=hold_s,
         limit=limit,
+        prompts=prompts,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 BIN_S = 1.0
 KEPT_BINS = 1800
+BURST_BINS = 180
 SHORT, MIDDLE, LONG = 2, 10, 60
 """Bins over which a moment's demand is averaged."""
 ROUGH = 5.0
@@ -87,6 +88,18 @@ class History:
         """This moment, with what the unfinished bin holds."""
         return _moment(self.tokens, self.silent_s, self.open_s, self.open_tokens)
 
+    def bursts(self) -> float:
+        """Variance of the requests of a second divided by their mean, within tens of seconds of the last minutes."""
+        counts = self.requests
+        total = spread = 0.0
+        last = len(counts) - 1
+        for end in range(last, max(MIDDLE, last - BURST_BINS) - 1, -MIDDLE):
+            came = [counts[at] - counts[at - SHORT] for at in range(end - MIDDLE + SHORT, end + 1, SHORT)]
+            mean = sum(came) / len(came)
+            total += mean
+            spread += sum((one - mean) ** 2 for one in came) / (len(came) - 1)
+        return max(1.0, spread / total) if total > 0 else 1.0
+
     def alike(self, now: Moment, bins: int, scale: float) -> list[Alike]:
         """Moments that resemble ``now`` and are followed by at least ``bins`` bins.
 
@@ -120,7 +133,7 @@ def _moment(sums: list[float] | tuple[float, ...], silent_s: float, open_s: floa
 
     def rate(bins: int) -> float:
         first = max(0, last - bins)
-        seconds = bins * BIN_S + open_s
+        seconds = max(SHORT, last - first) * BIN_S + open_s
         return math.sqrt(max(0.0, total - sums[first] + open_tokens) / seconds)
 
     return Moment(rate(SHORT), rate(MIDDLE), rate(LONG), math.log2(1.0 + silent_s))

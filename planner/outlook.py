@@ -20,9 +20,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from planner.history import BIN_S, Alike, History
+from planner.waiting import Waiting
 
-STEEP = 1.3
-"""How much faster waiting falls off than behind one server: routers choose among several (fitted: 1 to 2)."""
 MOST_FUTURES = 96
 """So many with demand in them are worked out; of more, every second or third."""
 
@@ -236,63 +235,19 @@ class Choice(NamedTuple):
     cost: float
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """Requests that wait too long because their replica happens to be busy, though the pool as a whole is not.
-
-    What waits on one replica is exponential in the tail, the steeper the less it is utilized and the more alike
-    prompts are: heavy traffic of a queue with one server (Kingman). The utilization is that of ten seconds.
-    """
-
-    moments: tuple[tuple[float, float], ...] = ()
-    """Requests a second, and seconds of prefill a second, at some moments of the last minute."""
-    slack_s: float = 0.0
-    size_s: float = 1.0
-    """Mean square of a prompt's seconds, divided by their mean."""
-    share: float = 1.0
-    """As in :class:`Capacity`."""
-    slots: float = 1.0
-    """Requests that a replica works on at once: only when all are taken does one wait."""
-    also: Waiting | None = None
-    """What else may be busy; the worse of the two counts."""
-
-    def misses(self, replicas: int) -> float:
-        """Requests a second that miss their objective so."""
-        if not replicas or not self.moments:
-            return 0.0
-        total = 0.0
-        for rate, work in self.moments:
-            total += rate * late(work / (replicas * self.share), self.slack_s / self.size_s, self.slots)
-        misses = total / len(self.moments)
-        return misses if self.also is None else max(misses, self.also.misses(replicas))
-
-
-def late(busy: float, prompts: float, slots: float = 1.0) -> float:
-    """The share of requests that wait for longer than ``prompts`` prompts take, on replicas ``busy`` so much.
-
-    With more slots fewer find all of them taken (Sakasegawa's approximation of Erlang's formula).
-    """
-    if busy <= 0:
-        return 0.0
-    if busy >= 1:
-        return 1.0
-    waits = busy if slots == 1 else busy ** (math.sqrt(2 * (slots + 1)) - 1)
-    return waits * math.exp(-(1 / busy - 1) * prompts * STEEP)
-
-
 def candidates(
     possible: Sequence[Future],
     lowest: int,
     highest: int,
     miss_cost_s: float,
     start_cost: Callable[[int], float],
-    waiting: Waiting = Waiting(),
+    waiting: Waiting | None = None,
 ) -> list[Choice]:
     """What sizes would cost, the smallest first: each that a future asks for, and some up to twice that.
 
     Args:
         start_cost: of going to a size, spread over the time for which it will be kept.
-        waiting: what misses besides, at any size.
+        waiting: what misses besides, at any size; None: nothing.
     """
     total = sum(future.weight for future in possible) or 1.0
     by_size: dict[int, float] = {}
@@ -311,9 +266,9 @@ def candidates(
         while passed < len(asked) and asked[passed] <= size:
             misses -= by_size[asked[passed]]
             passed += 1
-        late = max(0.0, misses) + waiting.misses(size)
+        late = max(0.0, misses) + (waiting.misses(size) if waiting else 0.0)
         result.append(Choice(size, late, size + start_cost(size) + miss_cost_s * late))
-        size += 1 + size // 24
+        size += 1 + size // 16
     return result
 
 

@@ -18,7 +18,8 @@ Rules around that, in the order in which they apply:
    the present target, so it holds the target for a whole window. So do the first observation after a
    start, which is seeded with what is there, and a gap between two observations.
 5. Where the record shows that a constant size, or a floor under the forecast's, would have cost less (see
-   :mod:`planner.steady`), it is kept. Work that is there, and a forecast far beyond it, come before it.
+   :mod:`planner.steady`), it is kept. Work that is there comes before it, and the forecast where more comes
+   than noise explains.
 6. What the fleet says it cannot reach is not asked for until ``retry_unachievable_s`` after it last
    said so: a target that can never be met would keep Dynamo's connector unstable. What serves already
    and the minimum are asked for all the same.
@@ -38,6 +39,7 @@ from planner.load import Load, Rank, Seen, follow
 from planner.observation import Observation, PoolView, Role
 from planner.parked import look_ahead_with_parked
 from planner.steady import Steady, Terms, Tick
+from planner.waiting import Queue, Slotted
 from planner.window import NeedWindow
 
 _ROUNDING = 1e-9
@@ -227,13 +229,13 @@ class LoadPolicy:
     def _judging(self, memory: Memory, forecast: Forecast, elapsed_s: float) -> Steady:
         """The record of sizes, with what came since the tick before."""
         knowledge = memory.knowledge
-        demand, limit = knowledge.demand, knowledge.limit
-        per_token = knowledge.service.second_per_token
-        work_s, size_s = demand.tokens * per_token, knowledge.flow.spread * per_token
-        slots, empty_s = 1.0, 0.0
+        demand, limit, prompts = knowledge.demand, knowledge.limit, forecast.prompts
+        assert prompts is not None
+        work_s, empty_s = demand.tokens * knowledge.prefill_token_s, 0.0
+        queue: Queue = prompts
         if limit is not None and demand.requests * limit.request_s > work_s:
-            work_s, size_s = demand.requests * limit.request_s, limit.request_s
-            slots, empty_s = limit.slots, limit.residence_s
+            work_s, empty_s = demand.requests * limit.request_s, limit.residence_s
+            queue = Slotted(limit.slots, limit.request_s, forecast.slack_s)
         tick = Tick(
             elapsed_s,
             work_s,
@@ -242,7 +244,7 @@ class LoadPolicy:
             memory.free,
             forecast.lead_s,
         )
-        terms = Terms(self.miss_cost_s, forecast.slack_s, size_s, BALANCE, slots, empty_s)
+        terms = Terms(self.miss_cost_s, queue, BALANCE, empty_s)
         return memory.steady.add(tick, terms, self.min_replicas, self.max_replicas)
 
     def _within(self, memory: Memory, load: Load) -> tuple[int, str]:

@@ -46,6 +46,11 @@ class Service:
         """Seconds that one prompt token takes; raises ZeroDivisionError while nothing was prefilled."""
         return self.prefill_s / self.prefill_tokens
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a decode step as they were; 0 while none was seen."""
+        return self.seconds / self.decodes if self.decodes >= 1 else 0.0
+
     def decode_line(self) -> tuple[float, float]:
         """(seconds, seconds a context token) of a decode step; zeros while none was seen."""
         if self.decodes < 1:

@@ -4,16 +4,17 @@ The pool is one queue of prefill that ``n`` replicas shorten by ``n`` seconds a 
 objective when the queue is longer than that leaves, or where its replica happens to be busy. Fed with the demand
 of each tick, that tells for each size, kept throughout or as a floor under the forecast's, what it would have
 cost in GPU-seconds and misses; the past fades. Where load is smooth the best constant size is cheaper than
-reacting to noise; where it comes in bursts a floor is cheaper than starting for each.
+reacting to noise, until more comes than noise explains; where it comes in bursts a floor is cheaper than starting
+for each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.outlook import late
+from planner.waiting import NEGLIGIBLE, Queue
 
 FADES_S = 600.0
 """After so many seconds, the old counts 1/e."""
@@ -21,11 +22,13 @@ LEAST_S = 120.0
 """On record before it is judged."""
 CLEARLY = 0.03
 """By what share another size must be cheaper than the present one."""
-CALM_S, CALM = 600.0, 0.03
-"""On record before a size is kept throughout, and by what share that must be cheaper than any floor."""
-SURGE = 2.0
-"""A forecast of more than this many times the size that is kept throughout is believed: load has changed."""
-BUSIEST = 0.999
+CALM_S = 30.0
+"""On record before load is known to be smooth."""
+SMOOTH = 0.25
+"""Squared coefficient of variation of ten seconds' demand up to which load is smooth: only then a size is kept
+throughout."""
+SURGE = 3.0
+"""Demand of ten seconds that is so many standard deviations above its mean is no noise: load has changed."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class Tick:
 
 @dataclass(frozen=True)
 class Terms:
-    """What counts; see :class:`planner.outlook.Waiting`."""
+    """What counts."""
 
     miss_cost_s: float
-    slack_s: float
-    size_s: float
+    queue: Queue
+    """How many requests are late because their replica happens to be busy."""
     share: float
-    slots: float = 1.0
+    """Of a replica's time, what can go into work, 0 to 1."""
     empty_s: float = 0.0
     """How much more an empty replica takes at once: how long a request keeps a slot, where slots bind."""
 
@@ -60,13 +63,13 @@ class Bounds:
 
     least: int = 0
     most: int | None = None
+    surge: bool = False
+    """More comes than noise explains: ``most`` does not hold."""
 
     def hold(self, free: int, known: int) -> int:
         """The size for a forecast of ``free``; ``known`` is what the work that is there needs."""
         size = max(free, self.least)
-        if self.most is None or free > SURGE * self.most:
-            return size
-        return min(size, max(self.most, known))
+        return size if self.most is None or self.surge else min(size, max(self.most, known))
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Steady:
     ordered: tuple[tuple[float, int], ...] = ()
     """(age, size) that the forecast would have had within one start-up time."""
     seconds: float = 0.0
+    busy: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Seconds, demand of ten seconds and its square, summed."""
     bounds: Bounds = Bounds()
 
     def add(self, tick: Tick, terms: Terms, lowest: int, highest: int) -> Steady:
@@ -102,17 +107,29 @@ class Steady:
             cost(queued, max(size, there), max(size, tick.free), before * keep)
             for size, (queued, before) in zip(sizes, floors, strict=True)
         )
+        weight, mean, square = (before * keep for before in self.busy)
+        busy = (
+            weight + tick.elapsed_s,
+            mean + tick.elapsed_s * tick.busy,
+            square + tick.elapsed_s * tick.busy**2,
+        )
         bounds = self.bounds
-        if seconds >= LEAST_S:
-            bounds = _best(sizes, constant, floors, bounds, seconds)
-        return Steady(sizes, constant, floors, ordered, seconds, bounds)
+        mean = busy[1] / busy[0]
+        variance = max(0.0, busy[2] / busy[0] - mean**2)
+        smooth = seconds >= CALM_S and variance < SMOOTH * mean**2
+        if seconds >= (CALM_S if smooth else LEAST_S):
+            bounds = _best(sizes, constant, floors, bounds, smooth)
+        bounds = replace(bounds, surge=tick.busy > mean + SURGE * math.sqrt(variance))
+        return Steady(sizes, constant, floors, ordered, seconds, busy, bounds)
 
 
 def _costs(tick: Tick, terms: Terms) -> Callable[[float, int, int, float], tuple[float, float]]:
-    prompts = terms.slack_s / terms.size_s
     missed_s = terms.miss_cost_s * tick.requests
+    missed: dict[tuple[int, float], float] = {}
+    enough = math.inf
 
     def cost(queued: float, serving: int, paid: int, before: float) -> tuple[float, float]:
+        nonlocal enough
         rate = max(serving, 0.1) * terms.share
         left = queued + tick.work_s - rate * tick.elapsed_s
         before += paid * tick.elapsed_s
@@ -120,11 +137,14 @@ def _costs(tick: Tick, terms: Terms) -> Callable[[float, int, int, float], tuple
             delay = (queued + max(0.0, tick.work_s - rate * tick.elapsed_s) / 2) / rate
             if terms.empty_s:
                 delay = max(0.0, delay - terms.empty_s * max(0.0, 1 - tick.busy / rate))
-            if delay >= terms.slack_s:
-                before += missed_s
-            else:
-                busy = min(BUSIEST, tick.busy / rate)
-                before += missed_s * late(busy, prompts * (1 - delay / terms.slack_s), terms.slots)
+            if delay or serving < enough:
+                at = (serving, delay)
+                if at not in missed:
+                    late = terms.queue.late(tick.busy / rate, serving, delay)
+                    missed[at] = missed_s * late
+                    if not delay and late < NEGLIGIBLE:
+                        enough = serving
+                before += missed[at]
         return max(0.0, left), before
 
     return cost
@@ -135,14 +155,16 @@ def _best(
     constant: Sequence[tuple[float, float]],
     floors: Sequence[tuple[float, float]],
     present: Bounds,
-    seconds: float,
+    smooth: bool,
 ) -> Bounds:
     cheapest = min(range(len(sizes)), key=lambda index: constant[index][1])
     lowest = min(range(len(sizes)), key=lambda index: floors[index][1])
     best = Bounds(sizes[lowest] if lowest else 0)
     cost = floors[lowest][1]
-    if seconds >= CALM_S and constant[cheapest][1] < cost * (1 - CALM):
+    if smooth and constant[cheapest][1] < cost:
         best, cost = Bounds(sizes[cheapest], sizes[cheapest]), constant[cheapest][1]
+    if present.most is not None and not smooth:
+        return best
     tracks = floors if present.most is None else constant
     at = max((index for index, size in enumerate(sizes) if size <= present.least), default=0)
     return best if cost < tracks[at][1] * (1 - CLEARLY) else present
@@ -153,5 +175,5 @@ def _sizes(lowest: int, highest: int) -> tuple[int, ...]:
     size = lowest
     while size < highest:
         sizes.append(size)
-        size += 1 + size // 24
+        size += 1 + size // 16
     return (*sizes, highest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -24,12 +23,14 @@ from planner.fleet_status import pool_view
 from planner.history import History
 from planner.load import Seen, Step, follow
 from planner.observation import EngineSample, Role, Starting
-from planner.outlook import Backlogs, Capacity, Choice, Future, Waiting, candidates, cheapest, flood, futures
+from planner.outlook import Backlogs, Capacity, Choice, Future, candidates, cheapest, flood, futures
 from planner.service import Service, learn
 from planner.startup import PRIOR_S, StartUp, fixed_and_rate, restore_times
 from planner.steady import Steady, Terms, Tick
+from planner.waiting import Prompt, Prompts
 
 SPEED = 0.3
+TERMS = Terms(10.0, Prompts((Prompt(0.1, 0.6), Prompt(0.45, 0.4)), 1.5), 0.95)
 
 
 def poisson(rate: float, seconds: float, prompt: int = 2000, tokens: int = 20, seed: int = 1) -> list[TraceRequest]:
@@ -224,13 +225,6 @@ def test_a_new_replica_is_flooded_where_many_requests_are_decoding() -> None:
     assert flood(decoding=2, rate=6, prefill_s=0.3, slack_s=0.8, new=1) == 0
 
 
-def test_waiting_behind_single_prompts_grows_steeply_with_utilization() -> None:
-    waiting = Waiting(((5.0, 1.2), (0.0, 0.0)), slack_s=1.0, size_s=0.4)
-    assert 5.0 / 2 == waiting.misses(1) > waiting.misses(2) > 4 * waiting.misses(4) > 0
-    assert replace(waiting, size_s=0.8).misses(4) > 4 * waiting.misses(4), "unequal prompts block longer"
-    assert Waiting().misses(3) == 0
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 40), st.floats(0, 20), st.floats(0, 3)), max_size=30),
     st.integers(0, 4),
@@ -304,30 +298,31 @@ def test_a_history_that_is_long_is_cut_and_still_adds_up() -> None:
 
 
 def test_a_smooth_load_is_served_best_by_a_constant_size() -> None:
-    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
+    record = Steady()
     for second in range(900):
         free = 3 if second % 20 < 10 else 7
-        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, free, 2.0), terms, 1, 16)
+        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, free, 2.0), TERMS, 1, 16)
     assert record.bounds.most == record.bounds.least
-    assert 3 <= record.bounds.least <= 5
+    assert 2 <= record.bounds.least <= 4
     kept = record.bounds.least
     assert record.bounds.hold(kept + 1, 0) == kept
     assert record.bounds.hold(kept + 1, kept + 1) == kept + 1, "work that is there comes first"
-    assert record.bounds.hold(3 * kept, 0) == 3 * kept, "a surge is believed"
+    surging = record.add(Tick(1.0, 4.0, 16.0, 2.4, 9, 2.0), TERMS, 1, 16)
+    assert surging.bounds.hold(9, 0) == 9, "more than noise is believed"
 
 
 def test_where_load_comes_in_bursts_the_forecast_is_followed() -> None:
-    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
+    record = Steady()
     for second in range(900):
         burst = second % 100 < 10
         tick = Tick(1.0, 6.0 * burst, 25.0 * burst, 6.0 * burst, 8 if burst or second % 100 > 97 else 1, 2.0)
-        record = record.add(tick, terms, 1, 16)
+        record = record.add(tick, TERMS, 1, 16)
     assert record.bounds.most is None
     assert record.bounds.least <= 2
 
 
 def test_too_little_on_record_bounds_nothing() -> None:
-    record, terms = Steady(), Terms(miss_cost_s=10.0, slack_s=1.0, size_s=0.4, share=0.95)
-    for _ in range(100):
-        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, 1, 2.0), terms, 0, 16)
+    record = Steady()
+    for _ in range(25):
+        record = record.add(Tick(1.0, 1.2, 5.0, 1.2, 1, 2.0), TERMS, 0, 16)
     assert record.bounds.hold(0, 0) == 0

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from policy_signals import sample
 
 from dynamo_snapshot.replay.policies.snapshot import Snapshot
@@ -27,7 +25,7 @@ from planner.forecast import Knowledge, observe
 from planner.history import History
 from planner.load import Rank, Seen, Step, follow
 from planner.observation import EngineSample
-from planner.outlook import Backlogs, Capacity, Turnover, Waiting, futures, late, supposed
+from planner.outlook import Backlogs, Capacity, Turnover, futures, supposed
 from planner.service import Service
 from planner.slots import Limit, Slots, learn
 
@@ -272,24 +270,6 @@ def test_a_burst_on_record_needs_more_where_slots_bind() -> None:
     assert all(one.needs >= other.needs for one, other in zip(by_slots, by_prefill, strict=True))
 
 
-@given(st.floats(0, 2), st.floats(0, 20), st.floats(1, 256), st.floats(0, 0.5))
-def test_late_requests_grow_with_utilization_and_fall_with_slots(
-    busy: float, prompts: float, slots: float, more: float
-) -> None:
-    share = late(busy, prompts, slots)
-    assert 0 <= share <= 1
-    assert share <= late(busy + more, prompts, slots) + 1e-12
-    assert late(busy, prompts, slots + 1) <= share + 1e-12
-
-
-def test_the_worse_of_what_binds_counts() -> None:
-    prefill = Waiting(((5.0, 1.2),), slack_s=1.0, size_s=0.4)
-    slots = Waiting(((5.0, 1.6),), slack_s=1.0, size_s=0.3, slots=8.0)
-    both = replace(prefill, also=slots)
-    for replicas in range(1, 6):
-        assert both.misses(replicas) == max(prefill.misses(replicas), slots.misses(replicas))
-
-
 def test_a_decode_step_may_be_slower_than_the_mockers_alone() -> None:
     plain, slower = PassTimes(EngineTiming()), PassTimes(EngineTiming(decode_speed=0.5))
     assert slower.prefill(1000) == plain.prefill(1000)
@@ -298,7 +278,7 @@ def test_a_decode_step_may_be_slower_than_the_mockers_alone() -> None:
 
 def test_knowledge_tells_what_a_token_takes_by_what_binds() -> None:
     known = Knowledge(service=KNOWN, flow=Flow(prompts=10, prompt_tokens=5000))
-    assert known.token_s == KNOWN.second_per_token
+    assert known.token_s == KNOWN.second_per_token + KNOWN.step_s / 500
     assert replace(known, limit=Limit(8, 2.0)).token_s == pytest.approx(0.25 / 500)
 
 
