@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planner.load import Step
+from planner.observation import EngineSample
 
 KEEP = 300.0
 """After so many newer requests, an old one counts 1/e."""
@@ -51,7 +51,7 @@ class Sizes:
 
 def learn(
     sizes: Sizes,
-    steps: Iterable[Step],
+    steps: Iterable[tuple[EngineSample | None, EngineSample, float]],
     prompt: float,
     step_s: float,
     second_per_token: float,
@@ -61,6 +61,7 @@ def learn(
     """Returns what is known with these.
 
     Args:
+        steps: each a :class:`planner.load.Step`.
         prompt: mean prompt tokens; so much besides is in the pass that prefills one.
         step_s: of a decode step.
         second_per_token: of prefill.

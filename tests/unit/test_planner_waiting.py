@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.history import History
-from planner.load import Step
 from planner.observation import EngineSample
 from planner.sizes import ENOUGH, Sizes, learn
 from planner.waiting import Busy, Prompt, Prompts, Slotted, Waiting
@@ -93,13 +92,16 @@ def test_the_worse_of_what_binds_counts() -> None:
     assert Waiting().misses(3) == 0
 
 
-def told(queued: float, tokens: float) -> Step:
+Seen = tuple[EngineSample, EngineSample, float]
+
+
+def told(queued: float, tokens: float) -> Seen:
     """An engine without a queue that has one now."""
     idle = EngineSample("1", 0, 1, 1.0, 0.0, pass_s=0.02, prefill_tokens=0.0, queued_tokens=0.0)
-    return Step(idle, EngineSample("1", 0, 9, 1.0, queued, pass_s=0.02, prefill_tokens=0.0, queued_tokens=tokens), 0.0)
+    return idle, EngineSample("1", 0, 9, 1.0, queued, pass_s=0.02, prefill_tokens=0.0, queued_tokens=tokens), 0.0
 
 
-def learnt(steps: list[Step]) -> Sizes:
+def learnt(steps: list[Seen]) -> Sizes:
     known = Sizes(chunk=8192.0)
     for step in steps:
         known = learn(known, [step], 1000.0, 0.02, 1e-4, 0.5, 1.0)
