@@ -105,8 +105,8 @@ class ScalingEngine:
             )
             self._decisions.write(*begins, *entries)
         for role, proposal in proposals.items():
-            if self._memories[role].taken_over_at == now:
-                log.warning("%s: somebody else decided %s: is there another planner?", role.value, proposal.desired)
+            if self._memories[role].insisted_at == now:
+                log.warning("%s: the fleet was told %s: is there another planner?", role.value, proposal.replicas)
             level = logging.DEBUG if proposal.action in (Action.HOLD, Action.NOTHING) else logging.INFO
             log.log(level, "%s: %s", role.value, proposal.reason)
         return list(proposals.values())

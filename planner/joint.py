@@ -1,16 +1,15 @@
-"""All roles' policies, the GPU budget over them, and who else decides: pure, as each of them is.
+"""All roles' policies, the GPU budget over them, and who else decides: pure, as each policy is.
 
 ``decide(observations, memories, now) -> (proposals, memories)`` is what the plugin runs at each tick, and what
 a decision log is decided anew with.
 
-Two planners on one fleet, as for a moment in a rolling update, must not undo each other's decisions by turns. A
-target of the fleet that is not among what this one has said is somebody else's: it is taken over as if it were
-one's own, so it holds for a whole window, and twice as long where it is more than this one had asked for.
+Of two planners on one fleet, as there are for a moment in a rolling update, the last that writes counts. Dynamo
+writes a decision only where it differs from that planner's last one, so a planner whose wish stands still would
+never be heard again once the other has written something else, and gone. It insists: see :class:`RoleMemory`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
@@ -19,23 +18,28 @@ from typing import Any
 from planner.budget import Want, allocate
 from planner.observation import Observation, PoolView, Role
 from planner.policy import MOST_PATIENCE, LoadPolicy, Memory, Proposal
-from planner.window import NeedWindow
 
-MOST_SAID = 32
-"""So many decisions are kept that the fleet has not shown yet."""
+NEEDED_UNHEARD_S, MORE_UNHEARD_S, FEWER_UNHEARD_S = 5.0, 30.0, 120.0
+"""A wish that the fleet does not show for so long is said again: for more replicas that the work needs which is
+there, for more that may be needed, for fewer. Each time that it has to be said again it is waited for twice as long."""
+CALM_S = 600.0
+"""Then it is as at first."""
 
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """What is carried from one tick to the next for one role."""
+    """What is carried from one tick to the next for one role.
+
+    To be written again, a wish has to be preceded by another: by what the fleet was told, which changes nothing.
+    """
 
     policy: Memory = field(default_factory=Memory)
-    said: tuple[int, ...] = ()
-    """What was asked for, oldest first, from the decision that the fleet last showed."""
-    told: int | None = None
-    """The fleet's target as its status last showed it."""
-    taken_over_at: float | None = None
-    """When the fleet last showed a target that somebody else decided."""
+    wish: int | None = None
+    unheard_since: float | None = None
+    """Since when the fleet's target is another than the wish, which has not changed."""
+    patience: float = 1.0
+    """How many times longer than at first a wish is waited for."""
+    insisted_at: float | None = None
 
 
 Memories = Mapping[Role, RoleMemory]
@@ -115,16 +119,16 @@ class JointPolicy:
             observations: of every role that has a policy.
             now: seconds of a clock that never goes back.
         """
-        proposals: dict[Role, Proposal] = {}
+        decided = {
+            role: policy.decide(observations[role], memories[role].policy, now)
+            for role, policy in self.policies.items()
+        }
+        proposals = self._within_budget({role: proposal for role, (proposal, _) in decided.items()})
         kept: dict[Role, RoleMemory] = {}
-        for role, policy in self.policies.items():
-            memory = _hearing(memories[role], observations[role].pool, now, policy.scale_down_after_s)
-            proposal, after = policy.decide(observations[role], memory.policy, now)
-            if memory.taken_over_at == now:
-                proposal = replace(proposal, reason=f"{proposal.reason}; somebody else decided {memory.told}")
-            proposals[role], kept[role] = proposal, replace(memory, policy=after)
-        proposals = self._within_budget(proposals)
-        return proposals, {role: _saying(memory, proposals[role].replicas) for role, memory in kept.items()}
+        for role, (_, after) in decided.items():
+            memory = replace(memories[role], policy=after)
+            proposals[role], kept[role] = _insisting(proposals[role], memory, observations[role].pool, now)
+        return proposals, kept
 
     def _within_budget(self, proposals: dict[Role, Proposal]) -> dict[Role, Proposal]:
         """A role without an opinion is counted with its most: what it has is not known."""
@@ -150,32 +154,39 @@ class JointPolicy:
         }
 
 
-def _hearing(memory: RoleMemory, pool: PoolView | None, now: float, window_s: float) -> RoleMemory:
-    """Takes note of the fleet's target; one that was never said here is taken over."""
-    if pool is None or pool.target == memory.told:
-        return memory
-    heard = replace(memory, told=pool.target)
-    if pool.target in memory.said:
-        return replace(heard, said=memory.said[memory.said.index(pool.target) :])
-    if memory.told is None or not memory.said:
-        return heard  # the first that is shown, or from before the first decision
-    more = pool.target > memory.said[-1]
-    policy = replace(
-        memory.policy,
-        target=pool.target,
-        free=pool.target,
-        changed_at=now,
-        lowered_at=-math.inf,
-        window=NeedWindow().add(now, pool.target, window_s),
-        patience=min(MOST_PATIENCE, 2 * memory.policy.patience) if more else memory.policy.patience,
+def _insisting(
+    proposal: Proposal, memory: RoleMemory, pool: PoolView | None, now: float
+) -> tuple[Proposal, RoleMemory]:
+    """The proposal, or for one tick the fleet's own target, so that the proposal is written anew at the next."""
+    wish, told = proposal.replicas, None if pool is None else pool.target
+    if wish is None or told is None:
+        return proposal, memory
+    if wish == told:
+        return proposal, replace(memory, wish=wish, unheard_since=None, patience=_calmed(memory, now))
+    if wish != memory.wish or memory.unheard_since is None:
+        return proposal, replace(memory, wish=wish, unheard_since=now)
+    if now - memory.unheard_since < memory.patience * _unheard_s(proposal, wish, told):
+        return proposal, memory
+    said_again = replace(
+        proposal,
+        replicas=told,
+        floor=None if proposal.floor is None else min(proposal.floor, told),
+        reason=f"{proposal.reason}; the fleet was told {told} by somebody else, so {wish} is said again",
     )
-    return replace(heard, said=(pool.target,), policy=policy, taken_over_at=now)
+    longer = min(MOST_PATIENCE, 2 * memory.patience)
+    return said_again, replace(memory, unheard_since=now, patience=longer, insisted_at=now)
 
 
-def _saying(memory: RoleMemory, replicas: int | None) -> RoleMemory:
-    if replicas is None or memory.said[-1:] == (replicas,):
-        return memory
-    return replace(memory, said=(*memory.said, replicas)[-MOST_SAID:])
+def _unheard_s(proposal: Proposal, wish: int, told: int) -> float:
+    if (proposal.floor or 0) > told:
+        return NEEDED_UNHEARD_S
+    return MORE_UNHEARD_S if wish > told else FEWER_UNHEARD_S
+
+
+def _calmed(memory: RoleMemory, now: float) -> float:
+    """After a time without insisting the next wish is waited for as at first."""
+    calm = memory.insisted_at is None or now - memory.insisted_at > CALM_S
+    return 1.0 if calm else memory.patience
 
 
 def _cut(proposal: Proposal, replicas: int, budget: int | None) -> Proposal:

@@ -1,7 +1,7 @@
 """The planner's plugin over the fleet core's simulated world, in virtual time: the whole loop but Dynamo.
 
-Workers that serve share the requests that are there evenly and tell of them as Dynamo's engines do; a decision is
-written, as Dynamo's connector does it, where it differs from the one that stands.
+Workers that serve share the requests that are there evenly and tell of them as Dynamo's engines do. A planner writes
+a decision, as Dynamo's connector does, where it differs from the last that it wrote, or found at its start.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class PlannedFleet:
         self.knobs = {**KNOBS, **knobs}
         self.hints = hints
         self.planners: list[ScalingEngine] = []
+        self._written: dict[ScalingEngine, int | None] = {}
         self.sizes: list[int] = []
         self.said: list[Proposal] = []
         self.serving: list[int] = []
@@ -93,6 +94,7 @@ class PlannedFleet:
             wall_clock=lambda: self.world.now,
         )
         self.planners.append(engine)
+        self._written[engine] = self.sizes[-1] if self.sizes else None
 
     def run(self, seconds: float, requests: float) -> None:
         """Lets time pass with so many requests there; the planners' ticks are spread evenly over each interval."""
@@ -118,9 +120,11 @@ class PlannedFleet:
         self.said.append(proposal)
         self.serving.append(status.serving)
         self.starting.append(status.pending)
-        if proposal.replicas is not None and self.sizes[-1:] != [proposal.replicas]:
-            self.sizes.append(proposal.replicas)
+        if proposal.replicas is not None and proposal.replicas != self._written[planner]:
+            self._written[planner] = proposal.replicas
             self.world.decide(proposal.replicas)
+            if self.sizes[-1:] != [proposal.replicas]:
+                self.sizes.append(proposal.replicas)
 
 
 def message(passes: int, requests: float) -> bytes:

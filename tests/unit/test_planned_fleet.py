@@ -257,3 +257,52 @@ def test_a_planner_that_ends_is_succeeded_by_the_other_within_a_tick() -> None:
     fleet.planners.pop(0)
     fleet.run(1, 16)
     assert fleet.sizes[-1] == 4
+
+
+def two_that_disagree() -> PlannedFleet:
+    """The first has lowered the fleet to 2 and has gone; the second, whose window is not over, still wants 4."""
+    fleet = PlannedFleet()
+    fleet.reach(4, 16)
+    fleet.run(12, 6)
+    fleet.add_planner()
+    fleet.run(10, 6)
+    assert fleet.sizes == [4, 2]
+    fleet.planners.pop(0)
+    return fleet
+
+
+def test_a_wish_that_somebody_else_overwrote_is_said_again_as_soon_as_the_work_needs_it() -> None:
+    fleet = two_that_disagree()
+    fleet.run(8, 16)
+    assert fleet.sizes == [4, 2, 4]
+    assert "somebody else" in " ".join(proposal.reason for proposal in fleet.said[-8:])
+
+
+def test_a_wish_that_is_only_held_is_not_said_again_before_its_window_is_over() -> None:
+    fleet = two_that_disagree()
+    fleet.run(120, 6)
+    assert fleet.sizes == [4, 2]
+
+
+def test_a_fleet_that_never_shows_what_it_was_told_is_told_again_ever_more_rarely() -> None:
+    """Its own bounds may be narrower, or another plugin lowers what is proposed."""
+    fleet = PlannedFleet(fleet=replace(rules(), pools={"decode": replace(rules().pools["decode"], max_replicas=3)}))
+    fleet.world.run(15)
+    fleet.add_planner()
+    fleet.run(600, 24)
+    again = [index for index, proposal in enumerate(fleet.said) if "is said again" in proposal.reason]
+    assert len(fleet.world.serving()) == 3
+    gaps = [later - earlier for earlier, later in pairwise(again)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 40
+
+
+def test_a_planner_that_begins_anew_keeps_what_is_there_for_one_window() -> None:
+    fleet = PlannedFleet()
+    fleet.reach(5, 20)
+    fleet.planners.clear()
+    fleet.add_planner()
+    fleet.run(KNOBS["scale_down_after_s"] - 1, 2)
+    assert fleet.sizes == [5]
+    fleet.run(10, 2)
+    assert fleet.sizes == [5, 1]
