@@ -108,6 +108,7 @@ def planner_config(
         "fleet_status_nats": fleet_status_nats,
         "fleet_status_subject": fleet_status_subject,
         "decision_log_path": decision_log_path,
+        "advisory": advisory or None,
         **_hint_options(namespace, known, Hinting.NONE if advisory else Hinting(hints), parked_most),
     }
     return {

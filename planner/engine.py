@@ -121,6 +121,7 @@ def engine_from_options(
     decision_log_path: str | None = None,
     gpu_budget: int | None = None,
     gpus_per_replica: Mapping[str, int] | None = None,
+    advisory: bool = False,
     hints: str = Hinting.NONE,
     hints_nats: str | None = None,
     hints_subject: str | None = None,
@@ -131,6 +132,7 @@ def engine_from_options(
 
     Args:
         roles, gpu_budget, gpus_per_replica: as :meth:`planner.joint.JointPolicy.of` takes them.
+        advisory: whether Dynamo's planner carries nothing out, so that the fleet never shows what is decided here.
         fleet_status_path: the file that the fleet controller writes; it wins over NATS.
         fleet_status_nats: URL of the NATS server, with ``fleet_status_subject``.
         hints: ``none``, ``prefetch`` or ``park``; the latter two need ``hints_subject``.
@@ -145,7 +147,7 @@ def engine_from_options(
         source = FleetStatusFile(Path(fleet_status_path))
     elif fleet_status_nats and fleet_status_subject:
         source = FleetStatusSubject(fleet_status_nats, fleet_status_subject)
-    policy = JointPolicy.of(roles, gpu_budget, gpus_per_replica)
+    policy = JointPolicy.of(roles, gpu_budget, gpus_per_replica, insists=not advisory)
     if hints != Hinting.NONE and all(knobs.ttft_objective_s is None for knobs in policy.policies.values()):
         raise ValueError(f"hints: {hints} needs a ttft_objective_s: without one nothing is predicted")
     hint_policy = HintPolicy(

@@ -58,6 +58,8 @@ class JointPolicy:
     """GPUs that all roles together may use; None: no bound but each role's own."""
     gpus_per_replica: Mapping[Role, int] = field(default_factory=lambda: MappingProxyType({}))
     """Needed with a budget: an unknown cost is never taken for none."""
+    insists: bool = True
+    """Whether a wish that somebody else overwrote is said again; not where nobody carries wishes out."""
 
     def __post_init__(self) -> None:
         if self.gpu_budget is None:
@@ -75,6 +77,7 @@ class JointPolicy:
         roles: Mapping[str, Mapping[str, Any]],
         gpu_budget: int | None = None,
         gpus_per_replica: Mapping[str, int] | None = None,
+        insists: bool = True,
     ) -> JointPolicy:
         """Builds it from plain values, as YAML and decision logs hold them.
 
@@ -93,7 +96,8 @@ class JointPolicy:
                 policies[role] = LoadPolicy(role=role, **knobs)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"roles.{name}: {error}") from error
-        return cls(policies, gpu_budget, {Role(name): count for name, count in (gpus_per_replica or {}).items()})
+        gpus = {Role(name): count for name, count in (gpus_per_replica or {}).items()}
+        return cls(policies, gpu_budget, gpus, insists)
 
     def plain(self) -> dict[str, Any]:
         """Returns what :meth:`of` takes, every knob named."""
@@ -104,6 +108,7 @@ class JointPolicy:
             },
             "gpu_budget": self.gpu_budget,
             "gpus_per_replica": {role.value: count for role, count in self.gpus_per_replica.items()},
+            "insists": self.insists,
         }
 
     def fresh(self) -> Memories:
@@ -126,8 +131,9 @@ class JointPolicy:
         proposals = self._within_budget({role: proposal for role, (proposal, _) in decided.items()})
         kept: dict[Role, RoleMemory] = {}
         for role, (_, after) in decided.items():
-            memory = replace(memories[role], policy=after)
-            proposals[role], kept[role] = _insisting(proposals[role], memory, observations[role].pool, now)
+            memory = kept[role] = replace(memories[role], policy=after)
+            if self.insists:
+                proposals[role], kept[role] = _insisting(proposals[role], memory, observations[role].pool, now)
         return proposals, kept
 
     def _within_budget(self, proposals: dict[Role, Proposal]) -> dict[Role, Proposal]:

@@ -69,12 +69,14 @@ class PlannedFleet:
         fleet: Rules | None = None,
         tick_s: float = 1.0,
         hints: HintPolicy = NO_HINTS,
+        advisory: bool = False,
         **knobs: Any,
     ) -> None:
         self.world = World(fleet or rules(), luck)
         self.tick_s = tick_s
         self.knobs = {**KNOBS, **knobs}
         self.hints = hints
+        self.advisory = advisory
         self.planners: list[ScalingEngine] = []
         self._written: dict[ScalingEngine, int | None] = {}
         self.sizes: list[int] = []
@@ -85,7 +87,7 @@ class PlannedFleet:
 
     def add_planner(self) -> None:
         engine = ScalingEngine(
-            JointPolicy.of({"decode": self.knobs}),
+            JointPolicy.of({"decode": self.knobs}, insists=not self.advisory),
             Told(self.world),
             DecisionLog(None),
             hint_policy=self.hints,
@@ -120,7 +122,7 @@ class PlannedFleet:
         self.said.append(proposal)
         self.serving.append(status.serving)
         self.starting.append(status.pending)
-        if proposal.replicas is not None and proposal.replicas != self._written[planner]:
+        if proposal.replicas not in (None, self._written[planner]) and not self.advisory:
             self._written[planner] = proposal.replicas
             self.world.decide(proposal.replicas)
             if self.sizes[-1:] != [proposal.replicas]:

@@ -297,6 +297,15 @@ def test_a_fleet_that_never_shows_what_it_was_told_is_told_again_ever_more_rarel
     assert gaps[-1] >= 40
 
 
+def test_who_only_advises_does_not_insist() -> None:
+    fleet = PlannedFleet(advisory=True)
+    fleet.world.run(15)
+    fleet.add_planner()
+    fleet.run(300, 12)
+    assert {proposal.replicas for proposal in fleet.said} == {3}
+    assert fleet.sizes == []
+
+
 def test_a_planner_that_begins_anew_keeps_what_is_there_for_one_window() -> None:
     fleet = PlannedFleet()
     fleet.reach(5, 20)

@@ -220,7 +220,11 @@ def test_the_configuration_names_what_the_plugin_takes(monkeypatch: pytest.Monke
     monkeypatch.setenv("NATS_SERVER", "nats://127.0.0.1:4222")
     engine_from_options(**made)
     assert "hints" not in options()
-    assert "hints" not in options(hints="park", advisory=True), "advisory changes nothing"
+    advisory = options(hints="park", advisory=True)
+    assert "hints" not in advisory, "advisory changes nothing"
+    assert advisory["advisory"]
+    assert "advisory" not in options()
+    engine_from_options(**advisory)
     with pytest.raises(ValueError, match="warm"):
         options(hints="warm")
 
