@@ -90,16 +90,17 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         context = after.decode_kv_tokens or 0.0
         waiting += queued_tokens
         decoding += decodes
-        if after.queued:
-            seen_prompts += after.queued
+        queued = after.queued
+        if queued:
+            seen_prompts += queued
             seen_tokens += queued_tokens
         if before is None:
             tokens += queued_tokens + context
             continue
-        was_queued = before.queued_tokens or 0.0
-        passes = after.sequence - before.sequence
         if after.pass_s == 0 and not queued_tokens and unchanged_s < HEARTBEAT_S:
             continue  # idle for a second: what was queued was prefilled, nothing came
+        was_queued = before.queued_tokens or 0.0
+        passes = after.sequence - before.sequence
         chunk = (after.prefill_tokens or 0.0) if unchanged_s == 0 else 0.0
         if decodes and not queued_tokens:
             seen_prompts += decodes
@@ -107,13 +108,15 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         if before.pass_s == 0 or passes < 0:
             prefilled = max(chunk, context)
             answers += prefilled / prompt if prompt else 0.0
-            tokens += ((after.queued or 0.0) - (before.queued or 0.0)) * prompt + prefilled
+            tokens += ((queued or 0.0) - (before.queued or 0.0)) * prompt + prefilled
             continue
         was_decoding = before.decode_requests or 0.0
         decoded = passes * (decodes + was_decoding) / 2
         queues = (queued_tokens > 0) + (was_queued > 0)
-        left = max(0.0, elapsed_s - passes * (base + slope * context))
-        if queues == 2 or min(decodes, was_decoding) >= STEADY or (passes == 0 and unchanged_s > HEARTBEAT_S):
+        left = elapsed_s - passes * (base + slope * context)
+        if left < 0:
+            left = 0.0
+        if queues == 2 or decodes >= STEADY <= was_decoding or (passes == 0 and unchanged_s > HEARTBEAT_S):
             prefilled = left / per_token
             certain = prefilled
             if prompt:
@@ -132,7 +135,7 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         if prompt:
             answers += certain / prompt
             answer_tokens += decoded
-        tokens += (after.queued or 0.0) * prompt - (before.queued or 0.0) * prompt + prefilled
+        tokens += (queued or 0.0) * prompt - (before.queued or 0.0) * prompt + prefilled
     keep = KEEP_REQUESTS / (KEEP_REQUESTS + seen_prompts)
     keep_answers = KEEP_REQUESTS / (KEEP_REQUESTS + answers)
     keep_pressed = KEEP_REQUESTS / (KEEP_REQUESTS + pressed_answers)

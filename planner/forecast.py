@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.demand import Demand, Flow, infer
 from planner.history import LONG, History
-from planner.load import Load, Step
+from planner.load import Load, Steps
 from planner.observation import Observation, PoolView
 from planner.outlook import (
     Backlogs,
@@ -21,10 +20,12 @@ from planner.outlook import (
     Future,
     Turnover,
     bins_of,
-    candidates,
     cheapest,
+    cheapest_there,
     flood,
     futures,
+    misses_by_size,
+    priced,
     supposed,
 )
 from planner.service import Service, learn
@@ -50,6 +51,8 @@ SLACK_PROMPTS = 1.0
 """How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
 LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
+LEARNT_FROM = 256
+"""Passes that are learnt from at one tick, at the most: hardly more are remembered (:data:`service.KEEP_PASSES`)."""
 PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
@@ -75,6 +78,8 @@ class Knowledge:
     """What binds engines besides prefill; None: nothing that is known."""
     held: tuple[float, ...] = ()
     """Requests that each ready replica has, those that wait included."""
+    turn: int = 0
+    """Which engines' passes are learnt from next, where there are many."""
 
     @property
     def prefill_token_s(self) -> float:
@@ -139,22 +144,24 @@ class Forecast:
 def observe(
     knowledge: Knowledge,
     pool: PoolView | None,
-    steps: Sequence[Step],
+    steps: Steps,
     load: Load,
     elapsed_s: float | None,
     longest_s: float,
 ) -> Knowledge:
     """Returns what is known with this tick; after a gap longer than ``longest_s`` what came in it is unknown."""
-    service = learn(knowledge.service, steps)
+    learnt = steps.some(LEARNT_FROM, knowledge.turn)
+    service = learn(knowledge.service, learnt)
     knowledge = replace(
         knowledge,
         service=service,
         start=start_up(pool, knowledge.start),
-        backlogs=tuple(step.after.queued_tokens or 0.0 for step in steps),
+        turn=knowledge.turn + 1,
+        backlogs=tuple([sample.queued_tokens or 0.0 for sample in steps.after]),
     )
     if elapsed_s is None or not 0 < elapsed_s <= longest_s:
         return knowledge
-    slots = learn_slots(knowledge.slots, steps, elapsed_s, service)
+    slots = learn_slots(knowledge.slots, learnt, elapsed_s, service)
     knowledge = replace(knowledge, slots=slots)
     if not service.known:
         return knowledge
@@ -163,14 +170,14 @@ def observe(
     if limit is not None:
         requests, slots = slots.arrivals(steps, elapsed_s, service, flow.answer)
         demand = replace(demand, requests=requests, tokens=requests * flow.prompt)
-        held = tuple((step.after.running or 0.0) + (step.after.queued or 0.0) for step in steps)
+        held = tuple([(sample.running or 0.0) + (sample.queued or 0.0) for sample in steps.after])
     history = knowledge.history
     if load.complete or demand.tokens > 0:
         history = history.add(elapsed_s, demand.tokens, demand.requests)
     tick_s = knowledge.tick_s + (elapsed_s - knowledge.tick_s) / 8
     step_s = service.step_s
     sizes = learn_sizes(
-        knowledge.sizes, steps, flow.prompt, step_s, service.second_per_token, flow.answer * step_s, tick_s
+        knowledge.sizes, learnt, flow.prompt, step_s, service.second_per_token, flow.answer * step_s, tick_s
     )
     return replace(
         knowledge,
@@ -269,11 +276,11 @@ def look_ahead(
         window_s = ahead_s + tick_s + unseen_s
         known = futures(history, alike, capacity, window_s, tick_s, per_token)
         possible = known + _prior(history, capacity, window_s, tick_s, per_token, flow.prompt)
+        by_size = misses_by_size(possible, lowest, highest, waiting)
         if not rise:
-            rise = tuple(candidates(possible, lowest, highest, objectives.miss_cost_s, start_cost, waiting))
+            rise = tuple(priced(by_size, objectives.miss_cost_s, start_cost))
             keep = cheapest(rise).replicas
-        choices = candidates(possible, lowest, highest, objectives.miss_cost_s, _free, waiting)
-        keep = max(keep, cheapest(choices).replicas)
+        keep = max(keep, cheapest_there(by_size, objectives.miss_cost_s))
     floor = math.ceil(waiting_s / (slack_s + lead_s) - 1e-9)
     if objectives.itl_s is not None:
         most = service.requests_within(objectives.itl_s)
@@ -294,10 +301,6 @@ def look_ahead(
         limit=limit,
         prompts=prompts,
     )
-
-
-def _free(size: int) -> float:
-    return 0.0
 
 
 def _prior(

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from planner.collector import set_aside_what_stays
 from planner.config import NEEDS, PLUGIN_ID, PRIORITY
 from planner.engine import ScalingEngine, engine_from_options
 
@@ -105,6 +106,7 @@ async def serve(
     if port == 0:
         raise OSError(f"cannot listen on {listen}: address in use or not of this host")
     await engine.start()
+    set_aside_what_stays()
     await server.start()
     address = f"{host}:{port}"
     log.info("serving on %s", address)

@@ -235,21 +235,15 @@ class Choice(NamedTuple):
     cost: float
 
 
-def candidates(
-    possible: Sequence[Future],
-    lowest: int,
-    highest: int,
-    miss_cost_s: float,
-    start_cost: Callable[[int], float],
-    waiting: Waiting | None = None,
-) -> list[Choice]:
-    """What sizes would cost, the smallest first: each that a future asks for, and some up to twice that.
+def misses_by_size(
+    possible: Sequence[Future], lowest: int, highest: int, waiting: Waiting | None = None
+) -> list[tuple[int, float]]:
+    """(size, requests a second that would miss), the smallest first: sizes that futures ask for, up to twice that.
 
     Args:
-        start_cost: of going to a size, spread over the time for which it will be kept.
         waiting: what misses besides, at any size; None: nothing.
     """
-    total = sum(future.weight for future in possible) or 1.0
+    total = sum([future.weight for future in possible]) or 1.0
     by_size: dict[int, float] = {}
     misses = 0.0
     for needs, coming, weight in possible:
@@ -260,16 +254,33 @@ def candidates(
     most = min(highest, max(2 * lowest, 2 * max(by_size, default=lowest)))
     asked = sorted(by_size)
     passed = 0
+    next_asked = asked[0] if asked else math.inf
     result = []
     size = lowest
     while size <= most:
-        while passed < len(asked) and asked[passed] <= size:
+        while next_asked <= size:
             misses -= by_size[asked[passed]]
             passed += 1
-        late = max(0.0, misses) + (waiting.misses(size) if waiting else 0.0)
-        result.append(Choice(size, late, size + start_cost(size) + miss_cost_s * late))
+            next_asked = asked[passed] if passed < len(asked) else math.inf
+        result.append((size, (misses if misses > 0 else 0.0) + (waiting.misses(size) if waiting else 0.0)))
         size += 1 + size // 16
     return result
+
+
+def priced(
+    by_size: Iterable[tuple[int, float]], miss_cost_s: float, start_cost: Callable[[int], float]
+) -> list[Choice]:
+    """What these sizes would cost.
+
+    Args:
+        start_cost: of going to a size, spread over the time for which it will be kept.
+    """
+    return [Choice(size, misses, size + start_cost(size) + miss_cost_s * misses) for size, misses in by_size]
+
+
+def cheapest_there(by_size: Iterable[tuple[int, float]], miss_cost_s: float) -> int:
+    """The smallest size of those that cost least where nothing has to be started for them."""
+    return min([(size + miss_cost_s * misses, size) for size, misses in by_size])[1]
 
 
 def cheapest(choices: Sequence[Choice]) -> Choice:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.collector import set_aside_what_stays
 from planner.engine import engine_from_options
 from planner.policy import Proposal
 
@@ -53,6 +54,7 @@ class SnapshotScaling:
         if not self._started:
             self._started = True
             await self._engine.start()
+            set_aside_what_stays()
 
 
 def response(proposals: Sequence[Proposal]) -> Any:

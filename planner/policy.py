@@ -28,14 +28,12 @@ Rules around that, in the order in which they apply:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 from planner.forecast import BALANCE, Forecast, Knowledge, Objectives, observe
 from planner.knobs import KNOBS, broken
-from planner.load import Load, Rank, Seen, follow
+from planner.load import Load, Seen, follow
 from planner.observation import Observation, PoolView, Role
 from planner.parked import look_ahead_with_parked
 from planner.steady import Steady, Terms, Tick
@@ -83,7 +81,7 @@ class Memory:
     changed_at: float = -math.inf
     last_at: float | None = None
     window: NeedWindow = field(default_factory=NeedWindow)
-    seen: Mapping[Rank, Seen] = field(default_factory=lambda: MappingProxyType({}))
+    seen: Seen = field(default_factory=Seen)
     limit: int | None = None
     limit_reason: str = ""
     limited_at: float = -math.inf
@@ -154,7 +152,7 @@ class LoadPolicy:
             elapsed_s,
             self.stale_after_s,
         )
-        memory = replace(memory, seen=MappingProxyType(seen), knowledge=knowledge)
+        memory = replace(memory, seen=seen, knowledge=knowledge)
         memory = self._noting_limit(memory, observation.pool, now)
         if memory.target is None:
             return self._start(observation, load, memory, now)

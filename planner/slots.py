@@ -12,7 +12,7 @@ also wait because they came during it. It grows at once when more are seen runni
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -98,14 +98,16 @@ class Slots:
         if not self.believed or not service.known:
             return None
         slots = max(1.0, self._held(service))
-        return Limit(slots, self._residence_s(service, answer, slots))
+        base, slope = self._residence(service, answer)
+        return Limit(slots, base + slope * slots)
 
-    def arrivals(self, steps: Sequence[Step], elapsed_s: float, service: Service, answer: float) -> tuple[float, Slots]:
+    def arrivals(self, steps: Iterable[Step], elapsed_s: float, service: Service, answer: float) -> tuple[float, Slots]:
         """Requests that came in ``elapsed_s``: as many as there are more now, and as many as left since.
 
         Needs :meth:`limit`.
         """
         came = self.debt
+        base, slope = self._residence(service, answer)
         for before, after, _ in steps:
             running = after.running or 0.0
             came += running + (after.queued or 0.0)
@@ -115,15 +117,16 @@ class Slots:
             if running:
                 # Its newest pass may be an idle engine's last one.
                 busy_s = min(elapsed_s, (after.sequence - before.sequence) * (after.pass_s or 0.0))
-                came += running * busy_s / self._residence_s(service, answer, running)
+                came += running * busy_s / (base + slope * running)
         return max(0.0, came), replace(self, debt=min(0.0, came))
 
-    def _residence_s(self, service: Service, answer: float, running: float) -> float:
+    def _residence(self, service: Service, answer: float) -> tuple[float, float]:
+        """How long a request stays: seconds, and seconds for each that runs."""
         base, slope = service.decode_line()
         context = service.contexts / service.requests if service.requests else 0.0
         prompt = self.prompt_tokens / self.prompts
         decodes = (self.decoded + PRIOR_REQUESTS * answer) / (self.prefilled / prompt + PRIOR_REQUESTS)
-        return decodes * (base + slope * context * running) + running * prompt * service.second_per_token
+        return decodes * base, decodes * slope * context + prompt * service.second_per_token
 
     def _held(self, service: Service) -> float:
         mean, mean_tokens = self.running / self.stalls, self.tokens / self.stalls
@@ -138,7 +141,7 @@ def _count(value: float | None) -> float:
     return value if value is not None and 0 <= value < math.inf else 0.0
 
 
-def learn(slots: Slots, steps: Sequence[Step], elapsed_s: float, service: Service) -> Slots:
+def learn(slots: Slots, steps: Iterable[Step], elapsed_s: float, service: Service) -> Slots:
     """Returns what is known with the newest pass of each engine, ``elapsed_s`` after the ones before.
 
     A pass is the newest one at a tick with the chance that its successor is running then, so each that prefilled

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -18,12 +20,24 @@ from dynamo_snapshot.replay.simulation.startup import startup_model
 from dynamo_snapshot.replay.simulation.timing import EngineTiming, PassTimes
 from dynamo_snapshot.replay.trace import TraceRequest
 from planner.budget import Want, allocate
+from planner.collector import set_aside_what_stays
 from planner.demand import Flow, infer
 from planner.fleet_status import pool_view
 from planner.history import History
-from planner.load import Seen, Step, follow
-from planner.observation import EngineSample, Role, Starting
-from planner.outlook import Backlogs, Capacity, Choice, Future, candidates, cheapest, flood, futures
+from planner.load import Seen, Steps, follow
+from planner.observation import EngineSample, Observation, Role, Starting
+from planner.outlook import (
+    Backlogs,
+    Capacity,
+    Choice,
+    Future,
+    cheapest,
+    cheapest_there,
+    flood,
+    futures,
+    misses_by_size,
+    priced,
+)
 from planner.service import Service, learn
 from planner.startup import PRIOR_S, StartUp, fixed_and_rate, restore_times
 from planner.steady import Steady, Terms, Tick
@@ -50,7 +64,7 @@ class Probe:
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
         self.service, self.flow = Service(), Flow()
-        self.seen: dict[tuple[str, int], Seen] = {}
+        self.seen = Seen()
         self.came = self.inferred = 0.0
 
     def decide(self, signals: Signals) -> int:
@@ -89,15 +103,46 @@ def test_arrivals_are_inferred_from_what_engines_tell(rate: float, replicas: int
 
 def test_an_engines_first_pass_is_a_warm_up_and_teaches_nothing() -> None:
     first = EngineSample("a", 0, 1, 1, 0, pass_s=30.0, prefill_tokens=100, decode_requests=0)
-    assert learn(Service(), [Step(None, first, 0.0)]) == Service()
+    assert learn(Service(), [(None, first, 0.0)]) == Service()
 
 
 def test_a_pass_that_took_far_too_long_counts_as_a_bounded_outlier() -> None:
     before = EngineSample("a", 0, 1, 1, 0)
     usual = EngineSample("a", 0, 2, 1, 0, pass_s=0.1, prefill_tokens=1000, decode_requests=0)
     paused = EngineSample("a", 0, 3, 1, 0, pass_s=60.0, prefill_tokens=1000, decode_requests=0)
-    service = learn(Service(), [Step(before, usual, 0.0)] * 50)
-    assert learn(service, [Step(before, paused, 0.0)]).second_per_token < 1.1e-4
+    service = learn(Service(), [(before, usual, 0.0)] * 50)
+    assert learn(service, [(before, paused, 0.0)]).second_per_token < 1.1e-4
+
+
+def test_where_there_are_many_engines_their_passes_are_learnt_from_in_turn() -> None:
+    engines = [EngineSample(str(number), 0, 1, 1, 0) for number in range(700)]
+    steps = Steps([None] * 700, engines, [0.0] * 700)
+    parts = [steps.some(256, turn) for turn in range(3)]
+    assert all(len(part) <= 256 for part in parts)
+    assert sorted(int(sample.worker_id) for part in parts for _, sample, _ in part) == list(range(700))
+    assert steps.some(700, 5) is steps
+
+
+@given(st.data())
+def test_ranks_are_followed_in_whatever_order_they_are_told(data: st.DataObject) -> None:
+    """The order is a shortcut, no more."""
+    ranks = [(worker, rank) for worker in "abc" for rank in (0, 1)]
+    seen, told = Seen(), dict[tuple[str, int], tuple[int, float]]()
+    for second in range(5):
+        some = data.draw(st.lists(st.sampled_from(ranks), unique=True))
+        sequences = {rank: data.draw(st.integers(0, 2)) for rank in some}
+        samples = tuple(EngineSample(*rank, sequences[rank], 1.0, 0.0) for rank in some)
+        before = {rank: told[rank] for rank in some if rank in told}
+        _, seen, steps = follow(Observation(3, samples), seen, float(second), 60.0)
+        for known, sample, unchanged_s in steps:
+            rank = (sample.worker_id, sample.dp_rank)
+            assert (None if known is None else known.sequence) == (before[rank][0] if rank in before else None)
+            same = rank in before and before[rank][0] == sample.sequence
+            assert unchanged_s == (second - before[rank][1] if same else 0.0)
+        told = {
+            rank: before[rank] if rank in before and before[rank][0] == sequences[rank] else (sequences[rank], second)
+            for rank in some
+        }
 
 
 def test_quantiles_of_starts_come_from_what_was_measured_else_from_the_prior() -> None:
@@ -190,7 +235,7 @@ def need(known: History, lead_s: float, ready: int = 1) -> float:
     """The size at which one request in a hundred misses, roughly."""
     alike = known.alike(known.now, round(lead_s + 1), 1e-4)
     possible = futures(known, alike, room(ready, lead_s), lead_s + 1, 1.0, 1e-4)
-    return cheapest(candidates(possible, 1, 64, 20.0, lambda size: 0.0)).replicas
+    return cheapest_there(misses_by_size(possible, 1, 64), 20.0)
 
 
 def test_a_smooth_load_gets_little_headroom_and_a_bursty_one_more() -> None:
@@ -233,7 +278,8 @@ def test_a_new_replica_is_flooded_where_many_requests_are_decoding() -> None:
 def test_misses_fall_and_never_below_zero_with_each_larger_size(
     possible: list[tuple[float, float, float]], lowest: int, more: int
 ) -> None:
-    choices = candidates([Future(*one) for one in possible], lowest, lowest + more, 10.0, lambda size: 0.0)
+    by_size = misses_by_size([Future(*one) for one in possible], lowest, lowest + more)
+    choices = priced(by_size, 10.0, lambda size: 0.0)
     sizes = [choice.replicas for choice in choices]
     misses = [choice.misses for choice in choices]
     assert sizes[0] == lowest
@@ -241,6 +287,7 @@ def test_misses_fall_and_never_below_zero_with_each_larger_size(
     assert sizes[-1] <= lowest + more
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(misses))
     assert min(misses) >= 0
+    assert cheapest_there(by_size, 10.0) == cheapest(choices).replicas
 
 
 @given(st.lists(st.floats(0, 50), max_size=20), st.floats(0, 50))
@@ -326,3 +373,22 @@ def test_too_little_on_record_bounds_nothing() -> None:
     for _ in range(25):
         record = record.add(Tick(1.0, 1.2, 5.0, 1.2, 1, 2.0), TERMS, 0, 16)
     assert record.bounds.hold(0, 0) == 0
+
+
+def test_what_is_there_at_the_start_is_set_aside_once_and_what_comes_later_is_still_freed() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.unfreeze()
+    try:
+        set_aside_what_stays()
+        count = gc.get_freeze_count()
+        assert count > 0
+        later = weakref.ref(Ring())
+        set_aside_what_stays()
+        assert gc.get_freeze_count() == count
+        gc.collect()
+        assert later() is None
+    finally:
+        gc.unfreeze()

@@ -23,7 +23,7 @@ from dynamo_snapshot.replay.trace import TraceRequest, bundled_trace, faster, sc
 from planner.demand import Flow
 from planner.forecast import Knowledge, observe
 from planner.history import History
-from planner.load import Rank, Seen, Step, follow
+from planner.load import Seen, Step, follow
 from planner.observation import EngineSample
 from planner.outlook import Backlogs, Capacity, Turnover, futures, supposed
 from planner.service import Service
@@ -68,7 +68,7 @@ class Probe:
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
         self.knowledge = Knowledge()
-        self.seen: dict[Rank, Seen] = {}
+        self.seen = Seen()
         self.limits: list[Limit | None] = []
         self.came = self.counted = 0.0
 
@@ -154,7 +154,7 @@ def stalls(number: int, slots: Slots = NOTHING, running: float = 8.0, elapsed_s:
     before = engine(running=running, decode_requests=running, decode_kv_tokens=500 * running)
     after = replace(before, sequence=120)
     for _ in range(number):
-        slots = learn(slots, [Step(before, after, 0.0)], elapsed_s, KNOWN)
+        slots = learn(slots, [(before, after, 0.0)], elapsed_s, KNOWN)
     return slots
 
 
@@ -188,16 +188,16 @@ def test_requests_that_came_during_a_pass_are_no_stall() -> None:
     waited, gone = engine(), engine(sequence=120, queued=0.0, queued_tokens=0.0)
     for tick in range(60):
         newly = engine(sequence=120, queued=2.0) if tick % 10 == 0 else gone
-        slots = learn(slots, [Step(waited, newly, 0.0)], 1.0, KNOWN)
+        slots = learn(slots, [(waited, newly, 0.0)], 1.0, KNOWN)
         assert slots.limit(KNOWN, 20.0) is None
     prefilling = engine(sequence=120, prefill_tokens=8000.0)
-    assert not learn(Slots(), [Step(waited, prefilling, 0.0)] * 20, 1.0, KNOWN).stalls
+    assert not learn(Slots(), [(waited, prefilling, 0.0)] * 20, 1.0, KNOWN).stalls
 
 
 def test_a_limit_grows_at_once_and_shrinks_as_it_is_confirmed() -> None:
     slots = stalls(20)
     more = engine(sequence=120, running=12.0, decode_requests=12.0, queued=0.0, queued_tokens=0.0)
-    slots = learn(slots, [Step(engine(), more, 0.0)], 1.0, KNOWN)
+    slots = learn(slots, [(engine(), more, 0.0)], 1.0, KNOWN)
     limit = slots.limit(KNOWN, 20.0)
     assert limit is not None
     assert limit.slots == 12
@@ -208,7 +208,8 @@ def test_a_limit_grows_at_once_and_shrinks_as_it_is_confirmed() -> None:
 
 def test_a_limit_fades_when_nothing_confirms_it() -> None:
     slots = stalls(40)
-    idle = Step(engine(queued=0.0), engine(sequence=120, running=1.0, decode_requests=1.0, queued=0.0), 0.0)
+    done = engine(sequence=120, running=1.0, decode_requests=1.0, queued=0.0)
+    idle: Step = (engine(queued=0.0), done, 0.0)
     believed = []
     for _ in range(4000):
         slots = learn(slots, [idle], 1.0, KNOWN)
@@ -219,8 +220,8 @@ def test_a_limit_fades_when_nothing_confirms_it() -> None:
 
 def test_what_was_unreadable_at_the_tick_before_poisons_nothing() -> None:
     broken = engine(running=math.nan, queued=math.nan)
-    slots = learn(stalls(10), [Step(broken, engine(sequence=120), 0.0)], 1.0, KNOWN)
-    came, slots = slots.arrivals([Step(broken, engine(sequence=120), 0.0)], 1.0, KNOWN, 20.0)
+    slots = learn(stalls(10), [(broken, engine(sequence=120), 0.0)], 1.0, KNOWN)
+    came, slots = slots.arrivals([(broken, engine(sequence=120), 0.0)], 1.0, KNOWN, 20.0)
     assert math.isfinite(came)
     assert math.isfinite(slots.debt)
 
@@ -229,12 +230,11 @@ def test_arrivals_are_what_is_there_more_and_what_has_left() -> None:
     slots = stalls(20)
     limit = slots.limit(KNOWN, 20.0)
     assert limit is not None
-    steady = Step(engine(), engine(sequence=120), 0.0)
-    came, _ = slots.arrivals([steady], 1.0, KNOWN, 20.0)
+    came, _ = slots.arrivals([(engine(), engine(sequence=120), 0.0)], 1.0, KNOWN, 20.0)
     assert came == pytest.approx(8 / limit.residence_s, rel=0.01)
-    more, _ = slots.arrivals([steady._replace(after=engine(sequence=120, queued=10.0))], 1.0, KNOWN, 20.0)
+    more, _ = slots.arrivals([(engine(), engine(sequence=120, queued=10.0), 0.0)], 1.0, KNOWN, 20.0)
     assert more - came == pytest.approx(7)
-    _, owing = slots.arrivals([Step(engine(queued=30.0), engine(sequence=120, queued=0.0), 0.0)], 1.0, KNOWN, 20.0)
+    _, owing = slots.arrivals([(engine(queued=30.0), engine(sequence=120, queued=0.0), 0.0)], 1.0, KNOWN, 20.0)
     assert owing.debt < 0
 
 
