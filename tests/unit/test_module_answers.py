@@ -31,8 +31,10 @@ class Engine:
     tokens: list[int] = field(default_factory=lambda: [5, 6])
     paused: bool = False
     silent: bool = False
+    told: list[str] = field(default_factory=list)
 
     async def pause(self, *arguments: object) -> None:
+        self.told.append("pause")
         self.paused = True
 
     async def generate(self, request: Any, context: Any) -> Any:
@@ -66,6 +68,9 @@ class Endpoint:
     """Never in discovery: what comes after the self-test is not looked at here."""
 
     served = 0
+
+    def connection_id(self) -> int:
+        return 17
 
     async def client(self) -> Any:
         return SimpleNamespace()
@@ -157,3 +162,61 @@ async def test_an_engine_without_a_pause_serves_without_a_capture(
     assert State.READY_FOR_SNAPSHOT not in [state for state, _ in hooks.lifecycle.snapshot.history]
     assert hooks.lifecycle.evidence["capture_refused"] == "pause_unsupported: no pause"
     assert Endpoint.served == 1
+
+
+async def test_an_engine_is_told_of_each_step_and_of_its_id(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def before_pause(engine: Engine) -> None:
+        engine.told.append("before_pause")
+
+    async def after_release(engine: Engine) -> None:
+        assert hooks.lifecycle.state is State.RESUMING
+        engine.told.append("after_release")
+
+    async def identified(engine: Engine, instance_id: int) -> dict[str, str]:
+        assert hooks.lifecycle.self_test_at is None
+        engine.told.append(f"identified {instance_id}")
+        return {"weights": "by_loader=1"}
+
+    known = KnownEngine(
+        _answer,
+        prepare=lambda: engine.told.append("prepare"),
+        before_pause=before_pause,
+        after_release=after_release,
+        identified=identified,
+    )
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, known)
+    engine = Engine()
+    await _to_the_self_test(hooks, engine, [5, 6])
+    assert engine.told == ["prepare", "before_pause", "pause", "after_release", "identified 17"]
+    assert hooks.lifecycle.evidence["weights"] == "by_loader=1"
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("before_pause", HookReason.QUIESCE_FAILED),
+        ("after_release", HookReason.RESUME_FAILED),
+        ("identified", HookReason.RESUME_FAILED),
+    ],
+)
+async def test_an_engine_that_cannot_take_a_step_is_never_served(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch, step: str, reason: HookReason
+) -> None:
+    async def fail(*arguments: Any) -> Any:
+        raise AttributeError("no _publisher")
+
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, **{step: fail}))  # type: ignore[arg-type]
+    with pytest.raises(HookError, match="no _publisher") as failed:
+        await _to_the_self_test(hooks, Engine(), [5, 6])
+    assert failed.value.reason is reason
+    assert Endpoint.served == 0
+
+
+def test_a_worker_that_is_not_to_be_captured_has_its_own_environment(
+    hooks: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare() -> None:
+        raise AssertionError("not to be captured")
+
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, prepare=prepare))
+    ModuleHooks(Hooks(ControlDirectory(tmp_path / "other"), capture_wanted=False, incarnation=None)).install(MODULE)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import random
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +20,7 @@ from support.engine_conformance import EngineConformance, GpuWorld, put_modules
 from worker_hooks.control import STATE_DIR_ENV
 from worker_hooks.engines import vllm as adapter
 from worker_hooks.engines.vllm import EXECUTOR, WORKER_EXTENSION, SnapshotWorker, VllmEngine
+from worker_hooks.engines.vllm_metrics import PORT_ENV
 from worker_hooks.engines.worker_part import Places, WorkerPart
 from worker_hooks.reasons import HookError, HookReason
 from worker_hooks.weights.arena import Attached
@@ -49,7 +52,10 @@ class FakeUniProcExecutor:
     """As vLLM's: makes one worker in its own process and calls its methods by name."""
 
     def __init__(self, extension: str = "") -> None:
-        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls=extension))
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(worker_extension_cls=extension),
+            scheduler_config=SimpleNamespace(get_scheduler_cls=lambda: object),
+        )
         self.is_sleeping, self.sleeping_tags = False, set[str]()
         self.called: list[str] = []
         self._init_executor()
@@ -60,8 +66,8 @@ class FakeUniProcExecutor:
     def _distributed_args(self) -> tuple[str, int, int]:
         return "tcp://127.0.0.1:1", 0, 3
 
-    def collective_rpc(self, method: str) -> list[object]:
-        assert callable(getattr(SnapshotWorker, method))
+    def collective_rpc(self, method: str, *, args: tuple[object, ...] = ()) -> list[object]:
+        inspect.signature(getattr(SnapshotWorker, method)).bind(self, *args)
         self.called.append(method)
         return [None]
 
@@ -98,6 +104,20 @@ def test_the_executor_has_no_connection_and_adds_the_worker_s_part(executor_clas
     assert executor_class().method != executor.method
 
 
+def test_what_the_worker_listens_on_can_be_listened_on_by_a_clone_too(
+    executor_class: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as gloo:
+
+        def init(executor: FakeUniProcExecutor) -> None:
+            gloo.bind(("127.0.0.1", 0))
+            gloo.listen()
+
+        monkeypatch.setattr(FakeUniProcExecutor, "_init_executor", init)
+        executor_class()
+        assert gloo.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
+
+
 def test_another_worker_extension_is_not_replaced(executor_class: type[Any]) -> None:
     with pytest.raises(ValueError, match=r"mine\.Extension"):
         executor_class("mine.Extension")
@@ -112,7 +132,7 @@ def test_sleep_and_wake_up_are_the_worker_s_quiesce_and_resume_once_each(executo
     executor.wake_up(["weights"])
     assert not executor.is_sleeping
     executor.wake_up(["kv_cache"])
-    assert executor.called == ["snapshot_quiesce", "snapshot_resume"]
+    assert executor.called == ["snapshot_metrics", "snapshot_quiesce", "snapshot_resume"]
 
 
 def test_a_worker_lists_its_segments_and_empties_its_caches_last(places: Places) -> None:
@@ -210,21 +230,98 @@ def test_an_engine_answers_after_a_capture_as_before_it(llm: FakeLLM) -> None:
     assert (evidence["answer"], evidence["answer_logprob"], evidence["weights"]) == ("5 6 7", "-1.5", "by_loader=1")
 
 
+class Client:
+    """As vLLM's ``AsyncLLM``, with the worker of its engine core at hand."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.worker = SnapshotWorker()
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
+        self.asked.append((prompt["cache_salt"], request_id))
+        assert sampling_params["temperature"] == 0
+        for count in (1, 2):
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6][:count])])
+
+    async def collective_rpc(self, method: str, *, args: tuple[Any, ...] = ()) -> list[Any]:
+        return [getattr(self.worker, method)(*args)]
+
+
+HANDED_OVER: dict[str, Callable[[Client, Any], Any]] = {
+    "1.4.2": lambda client, config: (client, config, None, None, None),
+    "1.6.1": lambda client, config: ((client, config, None, None, None), None),
+}
+
+
+@pytest.fixture(params=HANDED_OVER)
+def handed_over(request: pytest.FixtureRequest) -> Callable[[Client, Any], Any]:
+    return HANDED_OVER[request.param]
+
+
 async def test_dynamo_s_engine_is_asked_the_same_past_any_cached_prefix(
-    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+    llm: FakeLLM, handed_over: Callable[[Client, Any], Any]
 ) -> None:
-    asked: list[Any] = []
+    client = Client()
+    engine = handed_over(client, None)
+    assert [await adapter.answer(engine) for _ in range(2)] == [[5, 6], [5, 6]]
+    assert len(set(client.asked)) == 2
 
-    class Client:
-        async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
-            asked.append((prompt["cache_salt"], request_id))
-            assert sampling_params["temperature"] == 0
-            for count in (1, 2):
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6][:count])])
 
-    handed_over = ((Client(), None), None)
-    assert [await adapter.answer(handed_over) for _ in range(2)] == [[5, 6], [5, 6]]
-    assert len(set(asked)) == 2
+class FakeMetrics:
+    def __init__(self, port: int | None) -> None:
+        self.port = port
+        self.called: list[str] = []
+
+    def close(self) -> None:
+        self.called.append("close")
+
+    def reopen(self) -> int | None:
+        self.called.append("reopen")
+        return self.port
+
+    def speak_as(self, worker_id: str) -> None:
+        self.called.append(f"speak as {worker_id}")
+
+
+@pytest.fixture
+def config(executor_class: type[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's configuration with our executor."""
+    executors = {"Executor": SimpleNamespace(get_class=lambda config: config.executor)}
+    put_modules(monkeypatch, {"vllm.v1.executor.abstract": executors})
+    return SimpleNamespace(executor=executor_class)
+
+
+@pytest.mark.parametrize(("port", "named"), [(30123, "30123"), (None, "20380")])
+async def test_dynamo_hears_where_the_engine_s_metrics_are_and_the_engine_whose_they_are(
+    config: Any, handed_over: Callable[[Client, Any], Any], port: int | None, named: str
+) -> None:
+    client, metrics = Client(), FakeMetrics(port)
+    client.worker.snapshot_metrics(metrics)  # type: ignore[arg-type]
+    engine, environ = handed_over(client, config), {PORT_ENV: "20380"}
+    await adapter.before_pause(engine)
+    await adapter.after_release(engine, environ)
+    assert environ[PORT_ENV] == named
+    assert await adapter.identified(engine, 17) == {}
+    assert metrics.called == ["close", "reopen", "speak as 17"]
+    client.worker._snapshot_evidence = {"weights": "by_loader=1"}
+    assert await adapter.identified(engine, 17) == {"weights": "by_loader=1"}
+
+
+async def test_an_executor_of_another_class_is_told_nothing(
+    config: Any, handed_over: Callable[[Client, Any], Any]
+) -> None:
+    engine = handed_over(Client(), SimpleNamespace(executor=FakeUniProcExecutor))
+    await adapter.before_pause(engine)
+    await adapter.after_release(engine, {})
+    assert await adapter.identified(engine, 17) == {}
+
+
+def test_the_environment_of_a_worker_that_is_to_be_captured() -> None:
+    environ = {"VLLM_HOST_IP": "10.0.0.1", PORT_ENV: "0"}
+    adapter.prepare(environ)
+    assert environ["VLLM_HOST_IP"] == "10.0.0.1"
+    assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert int(environ[PORT_ENV]) > 0
 
 
 def test_the_environment_keeps_what_is_set() -> None:

@@ -44,6 +44,14 @@ Call = Callable[..., Awaitable[Any]]
 logger = logging.getLogger(__name__)
 
 
+async def _nothing(engine: Any) -> None:
+    pass
+
+
+async def _no_evidence(engine: Any, instance_id: int) -> dict[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class KnownEngine:
     """What the hooks know of the engine behind one of Dynamo's modules."""
@@ -52,10 +60,24 @@ class KnownEngine:
     """Greedy tokens to the fixed prompt."""
     require_pause: Callable[[Any], None] = lambda engine: None
     """Raises ``pause_unsupported`` where Dynamo's pause would give nothing up."""
+    prepare: Callable[[], None] = lambda: None
+    """Sets the environment of a worker that is to be captured, before anything of the engine is imported."""
+    before_pause: Callable[[Any], Awaitable[None]] = _nothing
+    """Gives up what Dynamo's pause does not."""
+    after_release: Callable[[Any], Awaitable[None]] = _nothing
+    """Takes that back; there is no runtime yet."""
+    identified: Callable[[Any, int], Awaitable[dict[str, str]]] = _no_evidence
+    """Tells the engine its instance id; returns evidence."""
 
 
 KNOWN_ENGINES = {
-    "dynamo.vllm": KnownEngine(vllm.answer),
+    "dynamo.vllm": KnownEngine(
+        vllm.answer,
+        prepare=vllm.prepare,
+        before_pause=vllm.before_pause,
+        after_release=vllm.after_release,
+        identified=vllm.identified,
+    ),
     "dynamo.sglang": KnownEngine(sglang.answer),
     "dynamo.trtllm": KnownEngine(tensorrt_llm.answer, tensorrt_llm.require_pause),
 }
@@ -100,6 +122,9 @@ class ModuleHooks:
 
     def install(self, module: str) -> None:
         """Replaces the names; raises ``symbols_missing`` naming every one that is not there."""
+        self._known = KNOWN_ENGINES.get(module)
+        if self._known is not None and self._hooks.capture_wanted:
+            self._known.prepare()
         package = ENGINE_PACKAGES.get(module)
         for name in filter(None, (module, package)):
             if not _importable(name):
@@ -112,7 +137,6 @@ class ModuleHooks:
         llm = require("dynamo.llm", ["register_model"])
         shutdown = require("dynamo.common.utils.graceful_shutdown", ["graceful_shutdown_with_discovery"])
 
-        self._known = KNOWN_ENGINES.get(module)
         # Since Dynamo 1.5 the helper returns with the engine still paused, and elect_and_wake resumes it.
         self._resumes_itself = not hasattr(lifecycle, "elect_and_wake")
         self._patch(lifecycle.SnapshotConfig, "run_lifecycle", self._hooked_lifecycle)
@@ -138,14 +162,21 @@ class ModuleHooks:
 
             async def quiesce() -> None:
                 await self._record_answer()
+                if self._known is not None and self._engine is not None:
+                    await self._known.before_pause(self._engine)
                 await pause_controller.pause(*pause_arguments)
+
+            async def resume() -> None:
+                if self._resumes_itself:
+                    await pause_controller.resume()
+                    pause_controller.mark_resumed()
+                if self._known is not None and self._engine is not None:
+                    await self._known.after_release(self._engine)
 
             if await hooks.await_release(hooks.control, quiesce):
                 hooks.lifecycle.fire(Event.RESUME)
             os.environ.pop("HF_HUB_OFFLINE", None)  # as the helper does: registration may need the hub
-            if self._resumes_itself:
-                await hooks.step(HookReason.RESUME_FAILED, pause_controller.resume)
-                pause_controller.mark_resumed()
+            await hooks.step(HookReason.RESUME_FAILED, resume)
             return True
 
         return run_lifecycle
@@ -171,6 +202,10 @@ class ModuleHooks:
     async def _check_answer(self) -> None:
         if self._known is not None and self._greedy.recorded:
             self._greedy.check(await self._known.answer(self._engine))
+
+    async def _identify(self, instance_id: int) -> None:
+        if self._known is not None and self._engine is not None:
+            self._hooks.lifecycle.evidence.update(await self._known.identified(self._engine, instance_id))
 
     def _gated_serve(self, serve: Call) -> Call:
         async def serve_endpoint(endpoint: Any, handler: Any, *arguments: Any, **options: Any) -> Any:
@@ -211,6 +246,7 @@ class ModuleHooks:
                 await probe(handler, payload)
                 await self._check_answer()
 
+            await hooks.step(HookReason.RESUME_FAILED, lambda: self._identify(endpoint.connection_id()))
             await hooks.self_test(test)
             presence = Presence(endpoint, await endpoint.client())
             for register in self._deferred:

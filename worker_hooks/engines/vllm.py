@@ -23,6 +23,8 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker_hooks.engines.greedy import ANSWER_TOKENS, PROMPT, GreedyAnswer
+from worker_hooks.engines.shared_ports import sharing_ports
+from worker_hooks.engines.vllm_metrics import PORT_ENV, ForwardPassMetrics, choose_port
 from worker_hooks.engines.worker_part import Places, WorkerPart
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
         def _distributed_args(self) -> tuple[str, int, int]: ...
 
-        def collective_rpc(self, method: str) -> list[Any]: ...
+        def collective_rpc(self, method: str, *, args: tuple[Any, ...] = ()) -> list[Any]: ...
 
     SnapshotExecutor: type[Any]
 else:
@@ -56,6 +58,7 @@ class SnapshotWorker:
         model_runner: Any
         _snapshot_part: WorkerPart
         _snapshot_evidence: dict[str, str]
+        _snapshot_metrics: ForwardPassMetrics
 
     def snapshot_quiesce(self) -> None:
         """Keeps the weights and gives up all GPU memory of the allocator; the engine must be idle."""
@@ -78,8 +81,21 @@ class SnapshotWorker:
                 break
 
     def snapshot_evidence(self) -> dict[str, str]:
-        """How the last resume went."""
-        return self._snapshot_evidence
+        """How the last resume went; empty before the first."""
+        return getattr(self, "_snapshot_evidence", {})
+
+    def snapshot_metrics(self, metrics: ForwardPassMetrics) -> None:
+        """Called by the executor, in its own process: whose the calls below are."""
+        self._snapshot_metrics = metrics
+
+    def snapshot_metrics_close(self) -> None:
+        self._snapshot_metrics.close()
+
+    def snapshot_metrics_reopen(self) -> int | None:
+        return self._snapshot_metrics.reopen()
+
+    def snapshot_metrics_speak_as(self, worker_id: str) -> None:
+        self._snapshot_metrics.speak_as(worker_id)
 
 
 class SnapshotExecution(_Executor):
@@ -90,7 +106,11 @@ class SnapshotExecution(_Executor):
         if parallel.worker_extension_cls not in ("", WORKER_EXTENSION):
             raise ValueError(f"{EXECUTOR} needs worker_extension_cls, which is {parallel.worker_extension_cls} already")
         parallel.worker_extension_cls = WORKER_EXTENSION
-        super()._init_executor()
+        metrics = ForwardPassMetrics()
+        metrics.follow(self.vllm_config.scheduler_config)  # vLLM makes its scheduler after its executor
+        with sharing_ports():
+            super()._init_executor()
+        self.collective_rpc("snapshot_metrics", args=(metrics,))
 
     def _distributed_args(self) -> tuple[str, int, int]:
         # vLLM's own way, a TCP store, is a connection of the process with itself: CRIU would have to restore it, at
@@ -199,11 +219,20 @@ class VllmEngine:
         self._greedy.check(answer)
 
 
+# What follows takes an engine as ``dynamo.vllm`` hands it over.
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what ``dynamo.vllm`` needs, before it is imported."""
+    set_environment(environ)
+    choose_port(environ)
+
+
 async def answer(engine: Any) -> list[int]:
-    """Returns the greedy tokens of an engine as ``dynamo.vllm`` hands it over: ``((client, …), …)``."""
+    """Returns its greedy tokens to :data:`PROMPT`."""
     from vllm import SamplingParams
 
-    client = engine[0][0]
+    client, _ = _parts(engine)
     greedy = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True, detokenize=False)
     # Salted, so that no cached prefix answers in the model's place.
     prompt = {"prompt_token_ids": list(PROMPT), "cache_salt": secrets.token_hex(8)}
@@ -211,3 +240,38 @@ async def answer(engine: Any) -> list[int]:
     async for output in client.generate(prompt, greedy, f"self-test-{secrets.token_hex(8)}"):
         tokens = list(output.outputs[0].token_ids)
     return tokens
+
+
+async def before_pause(engine: Any) -> None:
+    """Closes the listener of the engine's metrics."""
+    await _tell(engine, "snapshot_metrics_close")
+
+
+async def after_release(engine: Any, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Before a runtime is there: Dynamo will look for the engine's metrics where ``environ`` then says."""
+    for port in await _tell(engine, "snapshot_metrics_reopen"):
+        if port is not None:
+            environ[PORT_ENV] = str(port)
+
+
+async def identified(engine: Any, instance_id: int) -> dict[str, str]:
+    """The runtime has given the worker its id; returns how the weights came back, for its evidence."""
+    await _tell(engine, "snapshot_metrics_speak_as", str(instance_id))
+    return {name: value for found in await _tell(engine, "snapshot_evidence") for name, value in found.items()}
+
+
+async def _tell(engine: Any, method: str, *arguments: Any) -> list[Any]:
+    """Calls the executor's worker; an executor of another class has nothing to say to this."""
+    from vllm.v1.executor.abstract import Executor
+
+    client, config = _parts(engine)
+    if not issubclass(Executor.get_class(config), SnapshotExecution):
+        return []
+    told: list[Any] = await client.collective_rpc(method, args=arguments)
+    return told
+
+
+def _parts(engine: Any) -> tuple[Any, Any]:
+    """The client and vLLM's configuration: the first two, since Dynamo 1.5 of a tuple within one."""
+    client, config = (engine[0] if isinstance(engine[0], tuple) else engine)[:2]
+    return client, config
