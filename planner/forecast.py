@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from planner.demand import Demand, Flow, infer
-from planner.history import LONG, History
+from planner.history import KEPT_BINS, LONG, History
 from planner.load import Load, Steps
 from planner.observation import Observation, PoolView
 from planner.outlook import (
@@ -53,6 +53,8 @@ LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
 LEARNT_FROM = 256
 """Passes that are learnt from at one tick, at the most: hardly more are remembered (:data:`service.KEEP_PASSES`)."""
+ALIKE_OF_MANY = 600
+"""Moments that are looked at where there are more engines than that: their own telemetry takes the time."""
 PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
 PRIOR_BURST = 2.0
@@ -271,7 +273,8 @@ def look_ahead(
     rise: tuple[Choice, ...] = ()
     keep = 0
     unseen_s = SEEN_LATE * tick_s
-    alike = history.alike(history.now, bins_of(lead_s + tick_s + unseen_s), token_s)
+    looked_at = ALIKE_OF_MANY if len(knowledge.backlogs) > LEARNT_FROM else KEPT_BINS
+    alike = history.alike(history.now, bins_of(lead_s + tick_s + unseen_s), token_s, looked_at)
     for ahead_s in (lead_s, lead_s / 2, 0.0):
         window_s = ahead_s + tick_s + unseen_s
         known = futures(history, alike, capacity, window_s, tick_s, per_token)

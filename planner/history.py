@@ -35,11 +35,8 @@ class Moment(NamedTuple):
     """Binary logarithm of 1 + seconds without demand."""
 
 
-class Alike(NamedTuple):
-    """A moment in the record: the index of the bin after it, and how much it counts."""
-
-    after: int
-    weight: float
+Alike = tuple[int, float]
+"""A moment in the record: the index of the bin after it, and how much it counts."""
 
 
 @dataclass(frozen=True)
@@ -100,31 +97,38 @@ class History:
             spread += sum((one - mean) ** 2 for one in came) / (len(came) - 1)
         return max(1.0, spread / total) if total > 0 else 1.0
 
-    def alike(self, now: Moment, bins: int, scale: float) -> list[Alike]:
+    def alike(self, now: Moment, bins: int, scale: float, most: int = KEPT_BINS) -> list[Alike]:
         """Moments that resemble ``now`` and are followed by at least ``bins`` bins.
 
         Args:
             scale: replicas that one token a second needs: distances are in replicas' worth of demand.
+            most: so many are looked at more closely; of more, every second or third counts for the others.
         """
-        near: list[tuple[int, float, float]] = []
         short, middle, long, silence = now
         of_short, of_middle, of_long = scale * NARROW_SHORT, scale * NARROW_MIDDLE, scale * NARROW_LONG
-        reach = REACH
-        most = math.sqrt(reach / of_middle)
-        low, high = middle - most, middle + most
-        rough = 0.0
-        for index, (a, b, c, d) in enumerate(islice(self.moments, max(0, len(self.moments) - bins)), 1):
-            if low < b < high:
-                off, away, afar, apart = a - short, b - middle, c - long, d - silence
-                roughly = of_short * off * off + of_middle * away * away
-                if roughly < reach:
-                    distance = roughly + of_long * afar * afar + apart * apart
-                    like = math.exp(-distance / 2) if distance < REACH else 0.0
-                    roughly_like = math.exp(-roughly / 2)
-                    rough += roughly_like
-                    near.append((index, like, roughly_like))
+        reach, exp, moments = REACH, math.exp, self.moments
+        away_most = math.sqrt(reach / of_middle)
+        low, high = middle - away_most, middle + away_most
+        known = islice(moments, max(0, len(moments) - bins))
+        near = [index for index, (_, b, _, _) in enumerate(known, 1) if low < b < high]
+        stride = max(1, -(-len(near) // most))
+        after: list[int] = []
+        likes: list[float] = []
+        roughs: list[float] = []
+        for index in near[::stride]:
+            a, b, c, d = moments[index - 1]
+            off, away = a - short, b - middle
+            roughly = of_short * off * off + of_middle * away * away
+            if roughly < reach:
+                afar, apart = c - long, d - silence
+                distance = roughly + of_long * afar * afar + apart * apart
+                after.append(index)
+                likes.append(exp(-distance / 2) if distance < reach else 0.0)
+                roughs.append(exp(-roughly / 2))
+        rough = stride * sum(roughs)
         share = min(1.0, ROUGH / rough) if rough > 0 else 0.0
-        return [Alike(index, like + share * roughly) for index, like, roughly in near if like + roughly > 0]
+        weights = [stride * (like + share * roughly) for like, roughly in zip(likes, roughs, strict=True)]
+        return list(zip(after, weights, strict=True))
 
 
 def _moment(sums: list[float] | tuple[float, ...], silent_s: float, open_s: float, open_tokens: float) -> Moment:

@@ -136,17 +136,15 @@ def futures(
     turnover = capacity.turnover
     slot_rooms = [] if turnover is None else _slot_rooms(capacity, turnover, starts, end_s)
     tokens, requests = history.tokens, history.requests
+    before = bins - last
+    busy = [one for one in alike if requests[one[0] + bins] > requests[one[0] + before]]
     silent = 0.0
-    busy = []
-    for index, weight in alike:
-        came = requests[index + bins] - requests[index + bins - last]
-        if came > 0:
-            busy.append((index, weight, came / (last * BIN_S)))
-        else:
-            silent += weight
+    if len(busy) < len(alike):
+        silent = sum([weight for index, weight in alike if requests[index + bins] <= requests[index + before]])
     stride = len(busy) // MOST_FUTURES + 1
     result = [Future(0.0, 0.0, silent)]
-    for index, weight, coming in busy[::stride]:
+    for index, weight in busy[::stride]:
+        coming = (requests[index + bins] - requests[index + before]) / (last * BIN_S)
         end = tokens[index + bins]
         end -= (end - tokens[index + bins - last]) / 2
         needs = 0.0

@@ -337,6 +337,14 @@ def test_what_averts_the_most_misses_for_its_gpus_is_bought_first() -> None:
     assert sorted(allocate({"a": silent, "b": silent}, 8).values()) == [4, 4]
 
 
+def test_of_many_moments_alike_some_count_for_the_others() -> None:
+    known = history([20_000.0 + 100 * (second % 7) for second in range(1700)])
+    every, some = (known.alike(known.now, 3, 1e-4, most) for most in (1800, 600))
+    assert len(every) > 1600
+    assert 500 < len(some) <= 600
+    assert sum(weight for _, weight in some) == pytest.approx(sum(weight for _, weight in every), rel=0.02)
+
+
 def test_a_history_that_is_long_is_cut_and_still_adds_up() -> None:
     known = history([1000.0] * 2500)
     assert known.bins == 1800
