@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,9 +30,7 @@ from worker_hooks.weights.segment import SEGMENTS_FILE, Segment, SegmentStore, d
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "examples" / "torch_engine.py"
-VLLM_ENGINE = ROOT / "examples" / "vllm_engine.py"
 LOCK_TIMEOUT_MS = 10_000
-_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *(.*)$")
 
 
 @dataclass
@@ -46,8 +43,6 @@ class Captured:
     segments: list[Segment]
     seconds: dict[str, float]
     zero_pages: ZeroPages | None
-    dirty: dict[str, dict[str, int]]
-    """Of each process, by inner pid and name: MiB of its own in each mapping, after the CUDA checkpoint."""
 
     @property
     def image_bytes(self) -> int:
@@ -124,8 +119,6 @@ class Rig:
         needed = held - (free[0].free_bytes or 0)
         watch.lap("inventory_after")
         try:
-            dirty = {_name(pid, pid in pids): dirty_mebibytes(pid) for pid in tree}
-            watch.lap("look")
             await self.criu.dump(house, inner, images)
             shm.save(house.shm, images)
             watch.lap("dump")
@@ -144,7 +137,6 @@ class Rig:
             segments=segments,
             seconds=watch.laps,
             zero_pages=zero_pages,
-            dirty=dirty,
         )
 
     async def restore(self, name: str, captured: Captured, *, prefetch: bool, timeout_s: float = 120) -> Restored:
@@ -240,31 +232,6 @@ async def rig(folder: Path, criu: Path | None, settings: Settings | None = None)
         await loader.close()
         await driver.close()
         node.houses.dismantle()
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 100 * len(ordered)) // 100) - 1))]
-
-
-def dirty_mebibytes(pid: int, most: int = 12) -> dict[str, int]:
-    """What of a process's memory goes into an image, by mapping: the largest, and the sum of all as ``all``."""
-    found: dict[str, int] = {}
-    name = ""
-    for line in Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines():
-        if mapping := _MAPPING.match(line):
-            large = (int(mapping[2], 16) - int(mapping[1], 16)) >> 20
-            # Large anonymous mappings each for themselves: the driver's copy of the GPU is one.
-            name = Path(mapping[3]).name or (f"anonymous of {large} MiB" if large >= 64 else "anonymous, small")
-        elif line.startswith(("Private_Dirty:", "Shared_Dirty:")):
-            found[name] = found.get(name, 0) + int(line.split()[1])
-    largest = sorted(found, key=lambda each: -found[each])[:most]
-    return {"all": sum(found.values()) >> 10, **{each: found[each] >> 10 for each in largest}}
-
-
-def _name(pid: int, cuda: bool) -> str:
-    return f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}" + (" (CUDA)" if cuda else "")
 
 
 def _refused(house: House) -> str | None:
