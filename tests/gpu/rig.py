@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,8 +107,7 @@ class Rig:
         assert inner is not None
         pid = house.host_pid(inner)
         assert pid is not None
-        tree = process_tree(pid)
-        pids = list(await cuda_processes(self.driver, tree))
+        pids = list(await cuda_processes(self.driver, process_tree(pid)))
         watch.lap("probe")
         free = (await self.driver.inventory()).devices
         watch.lap("inventory")
