@@ -120,6 +120,18 @@ def test_a_limit_of_the_fleet_is_said_with_its_reason(tmp_path: Path) -> None:
     assert "needs 2 at least" in text
 
 
+def test_what_others_than_the_fleet_limit_is_not_laid_to_it(tmp_path: Path) -> None:
+    pool = {"target": 3, "achievable": 3}
+    for reason in (
+        "why; 3 of 5 within the budget of 3 GPUs",
+        "why; the fleet was told 3 by somebody else, so 5 is said again",
+    ):
+        text = told(tmp_path, entry(desired=5, reason=reason, observation={"pool": pool}))
+        assert "5 were needed, but 3 asked for, for the reason" in text
+        assert "could not reach" not in text
+        assert f"In the policy's own words: {reason}." in text
+
+
 def test_what_binds_an_engine_besides_prefill_is_said(tmp_path: Path) -> None:
     forecast = {"lead_s": 2.0, "demand_replicas": 3.3, "waiting_s": 2.5, "rise": 4, "keep": 4}
     text = told(tmp_path, entry(forecast={**forecast, "slots": 8.0, "residence_s": 1.7}))

@@ -146,11 +146,15 @@ def _candidate(candidate: Candidate) -> str:
 
 def _limits(decision: Decision) -> Iterator[str]:
     pool = decision.observation.pool
+    unachievable = "" if pool is None else pool.unachievable_reason
     if decision.replicas is not None and decision.desired is not None and decision.desired > decision.replicas:
-        reason = f" ({pool.unachievable_reason})" if pool is not None and pool.unachievable_reason else ""
-        yield f"{decision.desired} were needed, but the fleet could not reach more than {decision.replicas}{reason}."
-    elif pool is not None and pool.unachievable_reason:
-        yield f"The fleet said that it cannot reach more than {pool.achievable} ({pool.unachievable_reason})."
+        if unachievable:
+            why = f"the fleet could not reach more than {decision.replicas} ({unachievable})"
+        else:  # the GPU budget, another planner, or a limit that the fleet told of before: the reason has it
+            why = f"{decision.replicas} asked for, for the reason that the policy's own words end with"
+        yield f"{decision.desired} were needed, but {why}."
+    elif pool is not None and unachievable:
+        yield f"The fleet said that it cannot reach more than {pool.achievable} ({unachievable})."
     yield from _hinted(decision)
     if decision.floor:
         yield f"The work that was there needs {decision.floor} at least: no other planner plugin can go below that."
