@@ -82,10 +82,20 @@ async def test_a_server_that_is_away_holds_nobody_up_and_hears_the_newest_when_i
     await sender.close()
 
 
-async def test_one_that_never_connected_ends_at_once(free_port: Callable[[], int]) -> None:
-    sender = NatsHintSender(f"nats://127.0.0.1:{free_port()}", "s")
-    await sender.start()
-    sender.tell(hint(1))
-    await asyncio.sleep(0.1)
-    async with asyncio.timeout(2):
-        await sender.close()
+async def test_one_that_never_connected_ends_at_once() -> None:
+    tried = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tried.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        sender = NatsHintSender(f"nats://{host}:{port}", "s")
+        await sender.start()
+        sender.tell(hint(1))
+        async with asyncio.timeout(10):
+            await tried.wait()
+        async with asyncio.timeout(1):
+            await sender.close()
