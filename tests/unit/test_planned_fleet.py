@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from planned_fleet import KNOBS, PlannedFleet, context, message
 from simulated_node import STARTS, Luck
 
+from dynamo_snapshot.fleet.status import fleet_status
 from dynamo_snapshot.model import FleetStatus, OrderKind, ReplicaState, ReplicaStatus, Way
 from planner.engine import ScalingEngine, engine_from_options
 from planner.fleet_status import NoFleetStatus
@@ -158,8 +159,6 @@ def test_what_a_replica_on_its_way_tells_is_no_load() -> None:
                 )
                 for number, state in enumerate((ReplicaState.SERVING, ReplicaState.RESTORING, ReplicaState.RESUMING))
             ]
-            from dynamo_snapshot.fleet.status import fleet_status
-
             return replace(fleet_status(world.state, 100.0), replicas=tuple(replicas))
 
     engine = ScalingEngine(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.engine_conformance import put_modules
@@ -36,14 +37,13 @@ class Publisher:
     resumed: bool = False
     _worker_id: str = field(init=False)
 
-    made = 0
-    broken = ()
+    broken: ClassVar[Sequence[int]] = ()
     """Error numbers of the next ones that are made."""
 
     def __post_init__(self) -> None:
         self._worker_id = self.worker_id
         if Publisher.broken:
-            number, *Publisher.broken = Publisher.broken  # type: ignore[misc]
+            number, *Publisher.broken = Publisher.broken
             raise ZmqError(number)
 
     def shutdown(self) -> None:
@@ -138,12 +138,12 @@ def test_the_port_is_given_without_the_rank_that_dynamo_adds() -> None:
 
 def test_a_port_that_was_taken_meanwhile_is_not_insisted_on() -> None:
     metrics, scheduler = followed()
-    Publisher.broken = (errno.EADDRINUSE, errno.EADDRINUSE)  # type: ignore[assignment]
+    Publisher.broken = (errno.EADDRINUSE, errno.EADDRINUSE)
     assert metrics.reopen() == port_of(scheduler)
-    Publisher.broken = (errno.EADDRINUSE,) * 3  # type: ignore[assignment]
+    Publisher.broken = (errno.EADDRINUSE,) * 3
     with pytest.raises(ZmqError):
         metrics.reopen()
-    Publisher.broken = (errno.EMFILE,)  # type: ignore[assignment]
+    Publisher.broken = (errno.EMFILE,)
     with pytest.raises(ZmqError):
         metrics.reopen()
 
