@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def policy() -> None:
-    """Explain the planner's decisions, tune its policy on a trace, compare it with others."""
+    """Explain and verify the planner's decisions, tune its policy on a trace, compare it with others."""
 
 
 LogFile = Annotated[
@@ -69,7 +69,7 @@ def explain(
 def verify(log_file: LogFile) -> None:
     """Decide anew, from what the planner saw, and say whether its log holds just these decisions.
 
-    Exit status 1 where one differs or the log is not whole.
+    Exit status 1 where one differs, the log is not whole, or no run's beginning is in it.
     """
     from dynamo_snapshot.cli.running import output
     from dynamo_snapshot.replay.decisions.anew import outcome
