@@ -37,7 +37,9 @@ COMMANDS = {
     "restore": Entry("restore", "restore", "Snapshots", "Start a replica from a snapshot."),
     "snapshots": Entry("snapshots", "app", "Snapshots", "List, show, verify and remove snapshots."),
     "replay": Entry("replay", "replay", "Policies", "Simulate scaling policies on request traces and compare them."),
-    "policy": Entry("policy", "app", "Policies", "Explain and verify the planner's decisions, tune its policy, compare it."),
+    "policy": Entry(
+        "policy", "app", "Policies", "Explain and verify decisions, tune the planner's policy, compare it."
+    ),
     "doctor": Entry("doctor", "doctor", "Host", "Check whether this host can capture and restore, with remedies."),
     "install-criu": Entry("install_criu", "install_criu", "Host", "Install a CRIU that works on this kernel."),
     "bench": Entry("bench", "app", "Host", "Measure what this project itself adds to a restore."),
