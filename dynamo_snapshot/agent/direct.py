@@ -93,6 +93,18 @@ class Direct:
             if stopped:
                 stopped.cancel()
 
+    async def waits_for_capture(self, start: str) -> bool:
+        """Returns whether the worker that the order ``start`` made waits to be captured; no: the order is over."""
+        outcomes = self.node.journal.state.outcomes
+
+        def look() -> bool | None:
+            if start in outcomes:
+                return False
+            waits = self.replica is not None and self.replica.phase is ReplicaPhase.READY_FOR_SNAPSHOT
+            return True if waits else None
+
+        return await self.until(look)
+
     async def is_woken(self, wake: asyncio.Event, stop: asyncio.Event) -> bool:
         """Returns whether ``wake`` was set before the parked worker ended or ``stop`` was set."""
         replica = self.replica

@@ -29,7 +29,7 @@ from dynamo_snapshot.local.bench_machine import (
 )
 from dynamo_snapshot.local.bench_subjects import BOOT_S, Subject
 from dynamo_snapshot.local.measures import percentile
-from dynamo_snapshot.model import OrderKind, Outcome, Reason, ReplicaPhase
+from dynamo_snapshot.model import OrderKind, Outcome, Reason
 from dynamo_snapshot.snapshots.manifest import Manifest
 
 POOL = "bench"
@@ -139,14 +139,8 @@ class RestoreSeries:
 
     async def _capture(self, direct: Direct) -> _Captured:
         start = direct.begin(OrderKind.COLD_START, BOOT_S, capture=True)
-        outcomes = direct.node.journal.state.outcomes
-
-        def ready() -> bool | None:
-            waits = direct.replica is not None and direct.replica.phase is ReplicaPhase.READY_FOR_SNAPSHOT
-            return True if waits or start in outcomes else None
-
-        await direct.until(ready)
-        outcome = await direct.done(start if start in outcomes else direct.begin(OrderKind.CAPTURE, ORDER_S))
+        waits = await direct.waits_for_capture(start)
+        outcome = await direct.done(direct.begin(OrderKind.CAPTURE, ORDER_S) if waits else start)
         if outcome.snapshot_id is None:
             raise SnapshotError(Reason.WORKER_NOT_READY, "the worker served without waiting to be captured")
         await direct.remove()

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.dynamo_vllm import GPU_ARGUMENTS, PINNED, Options, measure, write_model
+from gpu.dynamo_deployment import PINNED
+from gpu.dynamo_vllm import GPU_ARGUMENTS, Options, measure, write_model
 
 RESULTS_ENV = "DYNAMO_SNAPSHOT_RESULTS"
 FIRST_ANSWER_S = 2.3
+"""From the order to the whole answer, where no other worker of the model is there."""
 
 
 @pytest.mark.timeout(580)
