@@ -20,7 +20,7 @@ from planner.policy import Proposal
 
 
 class SnapshotScaling:
-    """Proposes replicas from queued and running requests; see :mod:`planner.policy` for the rules.
+    """Proposes how many replicas each role is to have; see :mod:`planner.policy` for the rules.
 
     Args:
         roles: ``{"decode": {knob: value}, "prefill": {…}}``, the knobs of :class:`planner.policy.LoadPolicy`.
