@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, Way, decode
-from planner.nats_client import connected
+from planner.nats_client import RETRY_S, connected
 from planner.observation import PoolView, Role, Starting
 from planner.startup import restore_times
 
@@ -100,17 +100,24 @@ class FleetStatusSubject:
             self._task = None
 
     async def _listen(self) -> None:
+        import nats.errors  # here, as in planner.nats_client
+
         async def received(message: Any) -> None:
             status = _decoded(message.data, self._subject)
             if status is not None:
                 self._status = status
 
-        client = await connected(self._url, "fleet status")
-        try:
-            await client.subscribe(self._subject, cb=received)
-            await asyncio.Event().wait()
-        finally:
-            await client.close()
+        while True:
+            closed = asyncio.Event()
+            client = await connected(self._url, "fleet status", closed.set)
+            try:
+                # One that has closed already cannot be subscribed with.
+                with contextlib.suppress(nats.errors.Error):
+                    await client.subscribe(self._subject, cb=received)
+                    await closed.wait()
+            finally:
+                await client.close()
+            await asyncio.sleep(RETRY_S)
 
 
 def pool_view(status: FleetStatus | None, role: Role, now: float, max_age_s: float) -> PoolView | None:
@@ -118,9 +125,10 @@ def pool_view(status: FleetStatus | None, role: Role, now: float, max_age_s: flo
 
     Args:
         now: wall-clock seconds, as ``status.at`` is.
-        max_age_s: an older status is none.
+        max_age_s: an older status is none; nor is one from as far ahead, for a clock that was set back would keep it
+            new for ever.
     """
-    if status is None or now - status.at > max_age_s:
+    if status is None or abs(now - status.at) > max_age_s:
         return None
     pool: PoolStatus | None = next((pool for pool in status.pools if pool.role == role.value), None)
     if pool is None:

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from dynamo_snapshot.model import ScalingHint, encode
-from planner.nats_client import RETRY_S, connected
+from planner.nats_client import RETRY_S, connected, without_password
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -70,9 +70,12 @@ class NatsHintSender:
             self._task = None
 
     async def _send(self) -> None:
-        client = await connected(self._url, "scaling hints")
+        while True:
+            await self._send_until_closed(await connected(self._url, "scaling hints"))
+
+    async def _send_until_closed(self, client: Client) -> None:
         try:
-            while True:
+            while not client.is_closed:
                 await self._fresh.wait()
                 self._fresh.clear()
                 # A client that is not connected would keep each hint, and send all of them later.
@@ -92,6 +95,6 @@ class NatsHintSender:
                 await client.publish(self._subject, encode(self._newest))
                 await client.flush()
         except (OSError, nats.errors.Error) as error:
-            log.info("scaling hints: NATS at %s: %s", self._url, error)
+            log.info("scaling hints: NATS at %s: %r", without_password(self._url), error)
             return False
         return True

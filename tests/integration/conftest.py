@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.agent_host import AgentHost, MakeHost
+from support.guarded_nats import GuardedNats
 
 from dynamo_snapshot.agent.criu import find
 from dynamo_snapshot.agent.teardown import teardown
@@ -152,6 +153,17 @@ def nats_on(tmp_path: Path) -> Callable[[int], AbstractContextManager[object]]:
         return running(command, port, tmp_path / "nats.log")
 
     return run
+
+
+@pytest.fixture
+def guarded_nats(tmp_path: Path) -> Iterator[GuardedNats]:
+    """See :class:`GuardedNats`."""
+    port = _free_port()
+    server = GuardedNats(tmp_path, port)
+    command = [str(server_program("nats-server")), "-c", str(server.config)]
+    with running(command, port, tmp_path / "nats.log") as started:
+        server.process = started
+        yield server
 
 
 @pytest.fixture(scope="session")
