@@ -84,7 +84,9 @@ class ScalingEngine:
             for role in self._policy.policies
         }
         proposals, self._memories = self._policy.decide(seen, self._memories, now)
-        hint, self._hint_memory = self._hint_policy.hint(proposals, self._hint_memory, now, wall)
+        # What is proposed for one tick, only to be said again, is no size to have something ready beside.
+        meant = {role: each for role, each in proposals.items() if self._memories[role].insisted_at != now}
+        hint, self._hint_memory = self._hint_policy.hint(meant, self._hint_memory, now, wall)
         if hint is not None:
             self._hints.tell(hint)
         self._tick += 1

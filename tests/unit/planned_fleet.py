@@ -49,17 +49,18 @@ class Told(NoFleetStatus):
 class Heard(NoHintSender):
     """Hints that the fleet controller hears."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, heard: list[ScalingHint]) -> None:
+        self._world, self._heard = world, heard
 
     def tell(self, hint: ScalingHint) -> None:
+        self._heard.append(hint)
         self._world.feed(Hinted(hint=hint))
 
 
 class PlannedFleet:
     """A pool of decode workers, its fleet controller, and one planner or several.
 
-    With ``hints`` they ask for parked replicas and prefetches too, and what they ask for is heard at once.
+    With ``hints`` they ask for parked replicas and prefetches too, and what they ask for is ``heard`` at once.
     ``sizes`` are the decisions that were written, ``said`` the newest planner's proposals, one a tick.
     """
 
@@ -81,6 +82,7 @@ class PlannedFleet:
         self._written: dict[ScalingEngine, int | None] = {}
         self.sizes: list[int] = []
         self.said: list[Proposal] = []
+        self.heard: list[ScalingHint] = []
         self.serving: list[int] = []
         self.starting: list[int] = []
         self._passes = 0
@@ -91,7 +93,7 @@ class PlannedFleet:
             Told(self.world),
             DecisionLog(None),
             hint_policy=self.hints,
-            hints=Heard(self.world),
+            hints=Heard(self.world, self.heard),
             clock=lambda: self.world.now,
             wall_clock=lambda: self.world.now,
         )

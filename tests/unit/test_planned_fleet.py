@@ -18,6 +18,7 @@ from dynamo_snapshot.fleet.status import fleet_status
 from dynamo_snapshot.model import FleetStatus, OrderKind, ReplicaState, ReplicaStatus, Way
 from planner.engine import ScalingEngine, engine_from_options
 from planner.fleet_status import NoFleetStatus
+from planner.hints import Hinting, HintPolicy
 from planner.joint import JointPolicy
 from planner.observation import Role
 from planner.records import DecisionLog
@@ -294,6 +295,25 @@ def test_a_fleet_that_never_shows_what_it_was_told_is_told_again_ever_more_rarel
     gaps = [later - earlier for earlier, later in pairwise(again)]
     assert gaps == sorted(gaps)
     assert gaps[-1] >= 40
+
+
+def test_what_is_proposed_only_to_be_said_again_has_nothing_parked_beside_it() -> None:
+    fleet = PlannedFleet(
+        fleet=replace(rules(), pools={"decode": replace(rules().pools["decode"], max_replicas=3)}),
+        hints=HintPolicy(Hinting.PARK, {Role.DECODE: 1.0}),
+        max_replicas=5,
+        ttft_objective_s=0.5,
+        miss_cost_s=1.0,
+    )
+    fleet.world.run(15)
+    fleet.add_planner()
+    fleet.run(120, 24)
+    assert any("is said again" in proposal.reason for proposal in fleet.said)
+    assert fleet.said[-1].replicas == 5, "all that may be had: nothing is worth having ready beside it"
+    assert not fleet.world.issued(OrderKind.PARK)
+    hints = [each for each in fleet.heard if each.decode is not None]
+    assert hints
+    assert {each.decode.parked for each in hints if each.decode is not None} == {0}
 
 
 def test_who_only_advises_does_not_insist() -> None:
