@@ -8,7 +8,6 @@ that does not decode, is an unknown sample and not an absent worker.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,8 @@ from planner.observation import EngineSample, Observation, PoolView, Role
 
 FPM_VERSION = 1
 """``dynamo.common.forward_pass_metrics.FPM_VERSION``; a test holds the two together."""
+MOST = 2.0**53
+"""Of anything that an engine tells: what is more is no amount but, say, a counter that ran below zero."""
 
 
 def observation(context: Any, role: Role, pool: PoolView | None = None) -> Observation:
@@ -77,7 +78,7 @@ def _requests(group: object) -> float | None:
 def _amount(group: object, name: str, missing: float | None = None) -> float | None:
     """A count or duration; None where it is none, and where it is missing: what was not told is unknown, not zero."""
     value = group.get(name, missing) if isinstance(group, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
         return None
     return float(value)
 

@@ -81,6 +81,19 @@ def test_what_a_message_lacks_is_unknown_and_not_zero() -> None:
     assert (sample.pass_s, sample.prefill_tokens, sample.queued_tokens, sample.decode_requests) == (None,) * 4
 
 
+def test_what_is_too_much_to_be_an_amount_is_unknown_and_stops_no_decision() -> None:
+    below_zero = 2**64 - 3
+    content = {
+        "counter_id": 9,
+        "wall_time": 1e300,
+        "scheduled_requests": {"num_prefill_requests": 1, "sum_prefill_tokens": 1e300, "num_decode_requests": 2},
+        "queued_requests": {"num_prefill_requests": below_zero, "sum_prefill_tokens": 1e300},
+    }
+    sample = engine_sample("7/0", msgspec.msgpack.encode(content))
+    assert (sample.running, sample.decode_requests) == (3.0, 2.0)
+    assert (sample.queued, sample.pass_s, sample.prefill_tokens, sample.queued_tokens) == (None,) * 4
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -191,6 +204,8 @@ def test_pool_view_takes_only_what_is_fresh_and_of_the_role() -> None:
     assert view.not_serving == {"12", "13"}
     assert view.limit is None
     assert pool_view(status(100.0), Role.DECODE, now=111.0, max_age_s=10) is None
+    assert pool_view(status(100.0), Role.DECODE, now=95.0, max_age_s=10) is not None
+    assert pool_view(status(100.0), Role.DECODE, now=89.0, max_age_s=10) is None, "the clock was set back"
     assert pool_view(status(100.0), Role.PREFILL, now=105.0, max_age_s=10) is None
     assert pool_view(None, Role.DECODE, now=105.0, max_age_s=10) is None
 
