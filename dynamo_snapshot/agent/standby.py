@@ -57,6 +57,7 @@ class Standby(Generic[H]):
         """Begins to make houses, beside everything else."""
         if self._count and self._task is None:
             self._task = asyncio.create_task(self._keep(), name="standby-houses")
+            self._task.add_done_callback(lambda _: self._full.set())  # whatever ended it: nothing more will come
 
     def take(self) -> H | None:
         """Returns one that is ready, the caller's from now on; None: there is none."""

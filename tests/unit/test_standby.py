@@ -82,7 +82,12 @@ def test_who_waits_for_all_of_them_goes_on_when_they_are_there_or_cannot_be_made
         standby.take()
         await standby.full()
         assert len(maker.made) == 3
+        await asyncio.sleep(0.1)
+        standby.take()
+        waiting = asyncio.create_task(standby.full())
+        await asyncio.sleep(0)
         await standby.end()
+        await waiting
 
     run_virtually(work())
 
