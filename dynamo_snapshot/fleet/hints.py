@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
@@ -16,6 +18,9 @@ from dynamo_snapshot.model import ScalingHint, decode
 log = structlog.get_logger()
 
 OnHint = Callable[[ScalingHint], None]
+
+RETRY_S = 1.0
+"""After a server has sent the fleet away."""
 
 
 class Hints(Protocol):
@@ -48,10 +53,15 @@ class NatsHints:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 log.warning("hint_unreadable", subject=self._subject, cause=str(error))
 
-        client = await connect(self._url)
-        try:
-            await client.subscribe(self._subject, cb=received)
-            await asyncio.Event().wait()
-        finally:
-            closing = asyncio.create_task(client.close(), name="nats-close")
-            await asyncio.wait([closing], timeout=CLOSE_S)
+        while True:
+            closed = asyncio.Event()
+            client = await connect(self._url, closed.set)
+            try:
+                # One that has closed already cannot be subscribed with.
+                with contextlib.suppress(nats.errors.Error):
+                    await client.subscribe(self._subject, cb=received)
+                    await closed.wait()
+            finally:
+                closing = asyncio.create_task(client.close(), name="nats-close")
+                await asyncio.wait([closing], timeout=CLOSE_S)
+            await asyncio.sleep(RETRY_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -67,13 +67,14 @@ class FileAndNats:
         A task of its own: a server that hangs makes the client wait, and the file must not. The client
         may also take a cancellation for itself, hence the flag.
         """
-        client = self._nats = await connect(url)
         while not self._closing:
-            await self._fresh.wait()
-            self._fresh.clear()
-            if client.is_connected:
-                with contextlib.suppress(nats.errors.Error, OSError):
-                    await client.publish(self._subject, self._newest)
+            client = self._nats = await connect(url)
+            while not (self._closing or client.is_closed):
+                await self._fresh.wait()
+                self._fresh.clear()
+                if client.is_connected:
+                    with contextlib.suppress(nats.errors.Error, OSError):
+                        await client.publish(self._subject, self._newest)
 
     async def close(self, telling: asyncio.Task[None]) -> None:
         """Ends ``telling``, the task that runs :meth:`tell`, and the connection; waits for no server."""
@@ -85,20 +86,34 @@ class FileAndNats:
             await asyncio.wait([closing], timeout=CLOSE_S)
 
 
-async def connect(url: str) -> Client:
-    """Connects, as soon as the server can be reached; the client reconnects by itself from then on."""
+async def connect(url: str, on_closed: Callable[[], None] = lambda: None) -> Client:
+    """Connects, as soon as the server can be reached; the client reconnects by itself from then on.
+
+    Args:
+        on_closed: called once the client has closed for good. It does so by itself when the server tells an error, as
+            where credentials were changed: whoever still needs a connection makes a new one.
+    """
     backoff = Backoff()
 
     async def quiet(error: Exception) -> None:
         log.debug("nats_error", cause=str(error))
 
+    async def closed() -> None:
+        on_closed()
+
     while True:
         try:
             return await nats.connect(
-                url, max_reconnect_attempts=-1, reconnect_time_wait=1, connect_timeout=2, error_cb=quiet
+                url,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                connect_timeout=2,
+                error_cb=quiet,
+                closed_cb=closed,
             )
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            log.info("nats_unreachable", url=url, cause=str(error) or type(error).__name__)
+            # Not the whole URL: a password may stand in it.
+            log.info("nats_unreachable", server=url.rpartition("@")[2], cause=str(error) or type(error).__name__)
             await asyncio.sleep(backoff.next())
 
 

@@ -1,4 +1,4 @@
-"""A NATS server that sends the planner away, as while its credentials are changed, is gone back to."""
+"""A NATS server that sends planner or fleet away, as while credentials are changed, is gone back to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.msg import Msg
 from support.guarded_nats import GuardedNats
 
+from dynamo_snapshot.fleet.hints import NatsHints
+from dynamo_snapshot.fleet.hints import subject as hints_subject
+from dynamo_snapshot.fleet.publisher import file_and_nats
+from dynamo_snapshot.fleet.publisher import subject as status_subject
 from dynamo_snapshot.model import FleetStatus, ScalingHint, decode, encode
 from planner.fleet_status import FleetStatusSubject
 from planner.hint_sender import NatsHintSender
@@ -96,6 +101,42 @@ async def test_the_fleets_status_is_heard_again_once_the_server_lets_the_planner
     finally:
         await source.close()
         await fleet.close()
+
+
+async def test_the_fleet_publishes_again_once_the_server_lets_it_in(guarded_nats: GuardedNats, tmp_path: Path) -> None:
+    heard: list[float] = [0.0]
+
+    async def received(message: Msg) -> None:
+        heard.append(decode(message.data, FleetStatus).at)
+
+    planner = await nats.connect(guarded_nats.url("second"))
+    try:
+        await planner.subscribe(status_subject(SUBJECT), cb=received)
+        async with (
+            file_and_nats(tmp_path, guarded_nats.url("first"), SUBJECT) as publisher,
+            again_and_again(lambda now: publisher.publish(FleetStatus(fleet="f", at=now, fence=1))),
+        ):
+            await _sent_away_and_back(guarded_nats.let_in, lambda: heard[-1])
+    finally:
+        await planner.close()
+
+
+async def test_the_fleet_hears_hints_again_once_the_server_lets_it_in(guarded_nats: GuardedNats) -> None:
+    heard: list[float] = [0.0]
+
+    async def publish(now: float) -> None:
+        await planner.publish(hints_subject(SUBJECT), encode(ScalingHint(at=now, expires_at=now + 60)))
+
+    planner = await nats.connect(guarded_nats.url("second"))
+    hints = NatsHints(guarded_nats.url("first"), SUBJECT)
+    listening = asyncio.create_task(hints.run(lambda hint: heard.append(hint.at)))
+    try:
+        async with again_and_again(publish):
+            await _sent_away_and_back(guarded_nats.let_in, lambda: heard[-1])
+    finally:
+        listening.cancel()
+        await asyncio.wait([listening])
+        await planner.close()
 
 
 @pytest.mark.parametrize(
