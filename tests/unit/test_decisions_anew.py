@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, StartTimes, Way
@@ -218,6 +220,43 @@ def test_a_beginning_that_is_none_is_said(entries: list[dict[str, Any]], begins:
     found = decide_anew(changed)
     assert not found.holds
     assert "the policy at the beginning of run" in said(found)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value in ``value``."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (*path, key)
+        yield from _places(inner, (*path, key))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_line_it_is_said_and_nothing_is_raised(
+    entries: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    changed = copied(entries[:9])
+    for _ in range(2):
+        entry = data.draw(st.sampled_from([changed[0], changed[0], *changed[1:]]))
+        *way, last = data.draw(st.sampled_from(list(_places(entry))))
+        for key in way:
+            entry = entry[key]
+        entry[last] = data.draw(
+            st.sampled_from([None, True, 0, -5, 10**30, 1e308, -1e300, "x", [], {}, [1], {"a": 1}, [None]])
+        )
+    said(decide_anew(msgspec.json.decode(msgspec.json.encode(changed))))
+
+
+@pytest.mark.parametrize(("name", "value"), [("roles", [1]), ("gpus_per_replica", "x")])
+def test_a_policy_of_other_kinds_of_values_is_none_whatever_its_time(
+    entries: list[dict[str, Any]], name: str, value: Any
+) -> None:
+    changed = copied(entries)
+    changed[0]["begins"]["policy"][name] = value
+    changed[0]["at"] = 1e300
+    found = decide_anew(changed)
+    assert not found.holds
+    assert "The first difference is at 1e+300 s after 1970: the policy at the beginning of run" in said(found)
 
 
 def test_lines_that_cannot_be_read_are_lines_that_are_missing(tmp_path: Path) -> None:

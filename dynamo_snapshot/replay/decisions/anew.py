@@ -121,7 +121,8 @@ class _Run:
             self._memories = self._policy.fresh()
             if told["code"] != code():
                 found.other_code.add(str(told["code"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever stands in a line that was changed
+            self._policy = None
             self._differs(beginning, f"the policy at the beginning of run {beginning.get('run')} is none: {error}")
 
     def decide(self, tick: object, records: list[Mapping[str, Any]]) -> None:
@@ -134,7 +135,11 @@ class _Run:
             seen = {Role(record["role"]): read_observation(record) for record in records}
             (now,) = {float(record["now"]) for record in records}
             proposals, self._memories = self._policy.decide(seen, self._memories, now)
-        except (KeyError, TypeError, ValueError) as error:
+            records_anew = {
+                role: msgspec.to_builtins(planner_record(now, seen[role], proposal))
+                for role, proposal in proposals.items()
+            }
+        except Exception as error:  # as above
             self._policy = None
             self._found.after_gap += len(records)
             self._differs(records[0], f"tick {tick} cannot be decided anew: {error}")
@@ -142,7 +147,7 @@ class _Run:
         self._tick += 1
         for record in records:
             role = Role(record["role"])
-            anew = msgspec.to_builtins(planner_record(now, seen[role], proposals[role]))
+            anew = records_anew[role]
             wrong = [text for name in DECIDED for text in _differences(name, record.get(name), anew[name])]
             if wrong:
                 self._found.different += 1

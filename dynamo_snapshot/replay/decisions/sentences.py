@@ -55,7 +55,10 @@ def changes(decisions: Iterable[Decision]) -> Iterator[tuple[Decision, int | Non
 
 
 def clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    try:
+        return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    except (OverflowError, ValueError, OSError):  # a log may say anything
+        return f"{at:g} s after 1970"
 
 
 def _wanted(decisions: Sequence[Decision], index: int, at: float) -> Iterator[str]:
