@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from worker_hooks import guard
 from worker_hooks.control import READY_FOR_SNAPSHOT, RESTORE_COMPLETE, RESTORE_CONTEXT, ControlDirectory
 from worker_hooks.engines import module
 from worker_hooks.engines.module import KnownEngine, ModuleHooks
+from worker_hooks.engines.vllm_metrics import PORT_ENV, PORTS
 from worker_hooks.hooks import Hooks
 from worker_hooks.lifecycle import State
 from worker_hooks.reasons import HookError, HookReason
@@ -179,6 +180,7 @@ async def test_an_engine_is_told_of_each_step_and_of_its_id(hooks: Hooks, monkey
 
     known = KnownEngine(
         _answer,
+        before_import=lambda: engine.told.append("before_import"),
         prepare=lambda: engine.told.append("prepare"),
         before_pause=before_pause,
         after_release=after_release,
@@ -187,7 +189,7 @@ async def test_an_engine_is_told_of_each_step_and_of_its_id(hooks: Hooks, monkey
     monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, known)
     engine = Engine()
     await _to_the_self_test(hooks, engine, [5, 6])
-    assert engine.told == ["prepare", "before_pause", "pause", "after_release", "identified 17"]
+    assert engine.told == ["before_import", "prepare", "before_pause", "pause", "after_release", "identified 17"]
     assert hooks.lifecycle.evidence["weights"] == "by_loader=1"
 
 
@@ -220,3 +222,20 @@ def test_a_worker_that_is_not_to_be_captured_has_its_own_environment(
 
     monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, prepare=prepare))
     ModuleHooks(Hooks(ControlDirectory(tmp_path / "other"), capture_wanted=False, incarnation=None)).install(MODULE)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_worker_of_dynamo_vllm_boots_with_a_port_that_the_hooks_chose(
+    hooks: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    """A pool's workers have one environment, and those that are not to be captured start from it as well."""
+    from dynamo.vllm import envs
+
+    monkeypatch.setenv(PORT_ENV, "0")
+    with pytest.raises(ValueError, match="port 0 is outside"):
+        envs.DYN_FORWARDPASS_METRIC_PORT  # noqa: B018  it is read at each look
+    known = module.KNOWN_ENGINES["dynamo.vllm"]
+    monkeypatch.setitem(module.KNOWN_ENGINES, "dynamo.vllm", replace(known, prepare=lambda: None))
+    control = ControlDirectory(tmp_path / "other")
+    ModuleHooks(Hooks(control, capture_wanted=captured, incarnation=None)).install("dynamo.vllm")
+    assert envs.DYN_FORWARDPASS_METRIC_PORT in PORTS

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_hooks.engines import sglang, tensorrt_llm, vllm
+from worker_hooks.engines import sglang, tensorrt_llm, vllm, vllm_metrics
 from worker_hooks.engines.greedy import GreedyAnswer
 from worker_hooks.engines.symbols import require
 from worker_hooks.gate import Presence, drain_timeout_s
@@ -60,8 +60,10 @@ class KnownEngine:
     """Greedy tokens to the fixed prompt."""
     require_pause: Callable[[Any], None] = lambda engine: None
     """Raises ``pause_unsupported`` where Dynamo's pause would give nothing up."""
+    before_import: Callable[[], None] = lambda: None
+    """Sets the environment of any worker, before anything of the engine is imported."""
     prepare: Callable[[], None] = lambda: None
-    """Sets the environment of a worker that is to be captured, before anything of the engine is imported."""
+    """Likewise, of one that is to be captured."""
     before_pause: Callable[[Any], Awaitable[None]] = _nothing
     """Gives up what Dynamo's pause does not."""
     after_release: Callable[[Any], Awaitable[None]] = _nothing
@@ -73,7 +75,8 @@ class KnownEngine:
 KNOWN_ENGINES = {
     "dynamo.vllm": KnownEngine(
         vllm.answer,
-        prepare=vllm.prepare,
+        before_import=vllm_metrics.choose_port,
+        prepare=vllm.set_environment,
         before_pause=vllm.before_pause,
         after_release=vllm.after_release,
         identified=vllm.identified,
@@ -123,8 +126,10 @@ class ModuleHooks:
     def install(self, module: str) -> None:
         """Replaces the names; raises ``symbols_missing`` naming every one that is not there."""
         self._known = KNOWN_ENGINES.get(module)
-        if self._known is not None and self._hooks.capture_wanted:
-            self._known.prepare()
+        if self._known is not None:
+            self._known.before_import()
+            if self._hooks.capture_wanted:
+                self._known.prepare()
         package = ENGINE_PACKAGES.get(module)
         for name in filter(None, (module, package)):
             if not _importable(name):

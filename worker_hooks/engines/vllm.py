@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from worker_hooks.engines.greedy import ANSWER_TOKENS, PROMPT, GreedyAnswer
 from worker_hooks.engines.shared_ports import sharing_ports
-from worker_hooks.engines.vllm_metrics import PORT_ENV, ForwardPassMetrics, choose_port
+from worker_hooks.engines.vllm_metrics import PORT_ENV, ForwardPassMetrics
 from worker_hooks.engines.worker_part import Places, WorkerPart
 
 if TYPE_CHECKING:
@@ -220,12 +220,6 @@ class VllmEngine:
 
 
 # What follows takes an engine as ``dynamo.vllm`` hands it over.
-
-
-def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what ``dynamo.vllm`` needs, before it is imported."""
-    set_environment(environ)
-    choose_port(environ)
 
 
 async def answer(engine: Any) -> list[int]:

@@ -9,6 +9,7 @@ closed before the capture. Afterwards another one listens on a free port, silent
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from collections.abc import MutableMapping
@@ -27,8 +28,8 @@ _OF_SCHEDULER = ("_publisher", "_fpm_worker_id", "_fpm_dp_rank")
 _ATTEMPTS = 3
 
 
-def choose_port(environ: MutableMapping[str, str]) -> None:
-    """Names a free port where none in particular is asked for."""
+def choose_port(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Names a free port where none in particular is asked for, whether or not the worker is to be captured."""
     if environ.get(PORT_ENV) == "0":
         environ[PORT_ENV] = str(free_port())
 
