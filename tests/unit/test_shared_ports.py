@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,31 @@ def test_what_is_closed_again_or_no_listener_is_no_matter() -> None:
     for end in pair:
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 0
         end.close()
+
+
+@pytest.mark.parametrize("asked", ["getsockopt", "setsockopt"])
+def test_one_that_another_thread_closes_while_it_is_looked_at_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    class Closing(socket.socket):
+        """Has been closed, and its number given to a file, when it is asked."""
+
+        def getsockopt(self, *arguments: int) -> int:  # type: ignore[override]
+            return self._lose("getsockopt", *arguments)
+
+        def setsockopt(self, *arguments: int) -> None:  # type: ignore[override]
+            self._lose("setsockopt", *arguments)
+
+        def _lose(self, name: str, *arguments: int) -> Any:
+            if name == asked and self.fileno() == short_lived.fileno():
+                with open(os.devnull) as file:
+                    os.dup2(file.fileno(), self.fileno())
+            return getattr(super(), name)(*arguments)
+
+    with sharing_ports():
+        short_lived = listener()
+        monkeypatch.setattr(socket, "socket", Closing)
+    os.close(short_lived.detach())
 
 
 def test_it_leaves_no_descriptor_behind_and_closes_none() -> None:

@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _INET = (socket.AF_INET, socket.AF_INET6)
 
@@ -22,7 +22,8 @@ def sharing_ports() -> Iterator[None]:
     yield
     for inode, listener in _listeners():
         if inode not in before:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with suppress(OSError):  # closed meanwhile
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def _listeners() -> Iterator[tuple[int, socket.socket]]:
@@ -36,7 +37,14 @@ def _listeners() -> Iterator[tuple[int, socket.socket]]:
         except OSError:  # closed meanwhile
             continue
         try:
-            if lent.family in _INET and lent.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if lent.family in _INET and _listens(lent):
                 yield status.st_ino, lent
         finally:
             lent.detach()
+
+
+def _listens(lent: socket.socket) -> bool:
+    try:
+        return bool(lent.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:  # closed by another thread, and its number may be a file's by now
+        return False
