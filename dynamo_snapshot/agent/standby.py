@@ -56,6 +56,7 @@ class Standby(Generic[H]):
     def begin(self) -> None:
         """Begins to make houses, beside everything else."""
         if self._count and self._task is None:
+            self._full.clear()
             self._task = asyncio.create_task(self._keep(), name="standby-houses")
             self._task.add_done_callback(lambda _: self._full.set())  # whatever ended it: nothing more will come
 

@@ -92,6 +92,21 @@ def test_who_waits_for_all_of_them_goes_on_when_they_are_there_or_cannot_be_made
     run_virtually(work())
 
 
+def test_who_waits_after_another_beginning_waits_for_what_that_makes() -> None:
+    async def work() -> None:
+        maker = Maker()
+        standby = maker.standby(2)
+        standby.begin()
+        await standby.full()
+        await standby.end()
+        standby.begin()
+        await standby.full()
+        assert len(maker.made) == 4
+        await standby.end()
+
+    run_virtually(work())
+
+
 def test_none_are_made_where_none_are_wanted() -> None:
     async def work() -> None:
         maker = Maker()
