@@ -40,9 +40,6 @@ class Flow:
     pressed_answers: float = PRIOR_REQUESTS
     """The same while prompts queued: most of what came then is decoded later, so their quotient is too low."""
     pressed_tokens: float = PRIOR_REQUESTS * PRIOR_OUTPUT_TOKENS
-    busy_s: float = 1.0
-    """Engine-seconds with a queue, and how much of them went into prefill."""
-    prefill_s: float = 1.0
     debt: float = 0.0
 
     @property
@@ -55,11 +52,6 @@ class Flow:
         """Mean tokens decoded for a request: the middle of the two bounds."""
         most, least = self.answer_tokens / self.answers, self.pressed_tokens / self.pressed_answers
         return max(1.0, math.sqrt(most * min(most, least)))
-
-    @property
-    def prefill_share(self) -> float:
-        """Of an engine's time under pressure, what goes into prefill: the rest is decode steps."""
-        return max(0.05, min(1.0, self.prefill_s / self.busy_s))
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
     prompt, answer = flow.prompt, flow.answer
     tokens = waiting = decoding = 0.0
     seen_prompts = seen_tokens = 0.0
-    answers = answer_tokens = busy_s = prefill_total_s = pressed_answers = pressed_tokens = 0.0
+    answers = answer_tokens = pressed_answers = pressed_tokens = 0.0
     for before, after, unchanged_s in steps:
         queued_tokens = after.queued_tokens or 0.0
         decodes = after.decode_requests or 0.0
@@ -91,7 +83,7 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         waiting += queued_tokens
         decoding += decodes
         queued = after.queued
-        if queued:
+        if queued and queued_tokens:  # else only preempted ones wait
             seen_prompts += queued
             seen_tokens += queued_tokens
         if before is None:
@@ -122,9 +114,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
             if prompt:
                 pressed_answers += certain / prompt
                 pressed_tokens += decoded
-            if queues == 2:
-                busy_s += elapsed_s
-                prefill_total_s += left
         elif queues:
             prefilled = max(chunk, left / per_token / 2)
             certain = prefilled
@@ -139,7 +128,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
     keep = KEEP_REQUESTS / (KEEP_REQUESTS + seen_prompts)
     keep_answers = KEEP_REQUESTS / (KEEP_REQUESTS + answers)
     keep_pressed = KEEP_REQUESTS / (KEEP_REQUESTS + pressed_answers)
-    keep_busy = KEEP_REQUESTS / (KEEP_REQUESTS + busy_s)
     total = tokens + flow.debt
     flow = Flow(
         prompts=flow.prompts * keep + seen_prompts,
@@ -148,8 +136,6 @@ def infer(steps: Iterable[Step], elapsed_s: float, service: Service, flow: Flow)
         answer_tokens=flow.answer_tokens * keep_answers + answer_tokens,
         pressed_answers=flow.pressed_answers * keep_pressed + pressed_answers,
         pressed_tokens=flow.pressed_tokens * keep_pressed + pressed_tokens,
-        busy_s=flow.busy_s * keep_busy + busy_s,
-        prefill_s=flow.prefill_s * keep_busy + prefill_total_s,
         debt=min(0.0, total) / 2,
     )
     arrived = max(0.0, total)

@@ -42,7 +42,6 @@ BALANCE = 0.95
 """Of what replicas can do together, what they do while requests are spread over them by count."""
 KEPT_AFTER_START_S = 20.0
 """How long a replica that is ordered is expected to stay: its start-up time is paid over that."""
-SHARE_POWER = 0.0
 SEEN_LATE = 0.5
 """How many ticks after they came arrivals are seen on average: engines tell of a pass when it is over."""
 MOST_HELD_S = 300.0
@@ -248,7 +247,7 @@ def look_ahead(
         backlogs=backlogs,
         arrivals=tuple(sorted(start.remaining(one, START_QUANTILE) for one in starting)),
         lead_s=lead_s,
-        share=BALANCE * flow.prefill_share**SHARE_POWER,
+        share=BALANCE,
         slack_s=slack_s,
         turnover=turnover,
     )

@@ -124,6 +124,8 @@ class Slots:
         """How long a request stays: seconds, and seconds for each that runs."""
         base, slope = service.decode_line()
         context = service.contexts / service.requests if service.requests else 0.0
+        if not self.prompt_tokens:  # all that ever waited had been prefilled before: it was preempted
+            return answer * base, answer * slope * context
         prompt = self.prompt_tokens / self.prompts
         decodes = (self.decoded + PRIOR_REQUESTS * answer) / (self.prefilled / prompt + PRIOR_REQUESTS)
         return decodes * base, decodes * slope * context + prompt * service.second_per_token
@@ -131,7 +133,7 @@ class Slots:
     def _held(self, service: Service) -> float:
         mean, mean_tokens = self.running / self.stalls, self.tokens / self.stalls
         unsteady = self.running_squares / self.stalls / mean**2
-        if mean_tokens and service.requests and self.token_squares / self.stalls / mean_tokens**2 < unsteady:
+        if mean_tokens and service.contexts and self.token_squares / self.stalls / mean_tokens**2 < unsteady:
             return mean_tokens * service.requests / service.contexts
         return max(mean, self.most)
 
@@ -161,9 +163,9 @@ def learn(slots: Slots, steps: Iterable[Step], elapsed_s: float, service: Servic
             most = running
         if held > most_tokens:
             most_tokens = held
-        if queued:
+        if queued and after.queued_tokens:  # else only preempted ones wait
             prompts += queued
-            prompt_tokens += after.queued_tokens or 0.0
+            prompt_tokens += after.queued_tokens
         if passes <= 0:
             continue
         decoded += passes * (after.decode_requests or 0.0)

@@ -1,11 +1,11 @@
 """Whether changing the size has paid: what each constant size would have cost, and what following the forecast did.
 
-The pool is one queue of prefill that ``n`` replicas shorten by ``n`` seconds a second; what comes misses its
-objective when the queue is longer than that leaves, or where its replica happens to be busy. Fed with the demand
-of each tick, that tells for each size, kept throughout or as a floor under the forecast's, what it would have
-cost in GPU-seconds and misses; the past fades. Where load is smooth the best constant size is cheaper than
-reacting to noise, until more comes than noise explains; where it comes in bursts a floor is cheaper than starting
-for each.
+The pool is one queue of work, of prefill or of slots, whichever binds, that ``n`` replicas shorten by ``n``
+seconds a second; what comes misses its objective when the queue is longer than that leaves, or where its
+replica happens to be busy. Fed with the demand of each tick, that tells for each size, kept throughout or as a
+floor under the forecast's, what it would have cost in GPU-seconds and misses; the past fades. Where load is
+smooth the best constant size is cheaper than reacting to noise, until more comes than noise explains; where it
+comes in bursts a floor is cheaper than starting for each.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SURGE = 3.0
 
 @dataclass(frozen=True)
 class Tick:
-    """What came since the tick before: seconds of prefill and requests, and the size that the forecast would have."""
+    """What came since the tick before: seconds of work and requests, and the size that the forecast would have."""
 
     elapsed_s: float
     work_s: float
     requests: float
     busy: float
-    """Seconds of prefill a second, over the last ten."""
+    """Seconds of work a second, over the last ten."""
     free: int
     lead_s: float
 

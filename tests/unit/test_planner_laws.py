@@ -408,3 +408,39 @@ def test_a_decision_leaves_nothing_for_each_engine_to_the_collector() -> None:
     finally:
         gc.enable()
     assert made < 300
+
+
+def told_in_stretches(seed: int) -> None:
+    """Decides on engines of which each thing told is zero, something or either of the two for stretches of ticks."""
+    dice = random.Random(seed)
+    ways = [(0,), (0, 0, 1), (1,)]
+    policy = LoadPolicy(
+        ttft_objective_s=dice.choice([0.3, 1.5]),
+        itl_objective_s=dice.choice([None, 0.1]),
+        miss_cost_s=dice.choice([0, 10]),
+        min_replicas=dice.choice([0, 1]),
+    )
+    memory, now, engines = Memory(), 0.0, dice.choice([1, 1, 2, 3])
+    sequences = [0] * engines
+    told = [dice.choice(ways) for _ in range(8)]
+    for _ in range(120):
+        now += dice.choice([1.0, 1.0, 1.0, 0.25, 3.0])
+        if dice.random() < 0.05:
+            told = [dice.choice(ways) for _ in range(8)]
+        samples = []
+        for engine in range(engines):
+            sequences[engine] += dice.choice([0, 1, 20, 20])
+            most = (dice.choice([1, 8]), dice.choice([1, 3, 9]), 0.05, 2000, 500, 8, 8000, 4000)
+            values = [float(dice.choice(way) * amount) for way, amount in zip(told, most, strict=True)]
+            samples.append(EngineSample(str(engine), 0, sequences[engine], *values))
+        starting = (Starting("restore", 9 * dice.random()),) * dice.choice([0, 1])
+        pool = dice.choice([None, PoolView(engines, engines, parked=dice.choice([0, 2]), starting=starting)])
+        observation = Observation(dice.choice([engines, engines, None, 0]), tuple(samples), pool)
+        proposal, memory = policy.decide(observation, memory, now)
+        assert proposal.replicas is None or policy.min_replicas <= proposal.replicas <= policy.max_replicas
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_is_zero_for_a_while_it_decides(seed: int) -> None:
+    """Such as a full KV cache, where only preempted requests wait: queued ones without prompt tokens."""
+    told_in_stretches(seed)

@@ -13,7 +13,7 @@ _AT_ONCE = "upscale_delay_s=0,look_back_period_s=2,metrics_interval_s=1"
 """Ray Serve without a delay on the way up."""
 
 SWEEPS: dict[str, tuple[str, ...]] = {
-    "snapshot": ("miss_cost_s=1", "miss_cost_s=3", "miss_cost_s=30", "miss_cost_s=100", "miss_cost_s=300"),
+    "snapshot": tuple(f"miss_cost_s={cost}" for cost in (1, 2, 3, 5, 20, 30, 100, 300)),
     "clairvoyant": ("miss_cost_s=3", "miss_cost_s=10", "miss_cost_s=100", "miss_cost_s=300"),
     "static": ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"),
     "dynamo-load": (
