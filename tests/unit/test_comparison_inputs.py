@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import multiprocessing
+from collections.abc import Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import msgspec
@@ -11,9 +13,11 @@ import pytest
 from support.comparison import die, double, refuse, threads
 
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.replay.comparison import conduct as conduct_module
 from dynamo_snapshot.replay.comparison import fingerprint
 from dynamo_snapshot.replay.comparison.conduct import Progress, conduct
 from dynamo_snapshot.replay.comparison.halves import Half
+from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.parallel import work
 from dynamo_snapshot.replay.comparison.rows import OURS, Start
 from dynamo_snapshot.replay.comparison.runs import Run, runs
@@ -166,6 +170,30 @@ def test_runs_give_rows_that_say_how_their_replicas_came_to_be() -> None:
     assert all(row.code for row in rows)
     assert [(progress.done, progress.total) for progress in told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert told[-1].left_s == 0
+
+
+def test_a_row_names_the_code_that_made_it_though_its_files_were_edited_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    perform_all, imported = conduct_module.perform_all, fingerprint._imported
+
+    def edited(module: str) -> list[Traversable]:
+        return [*imported(module), *imported("planner.engine")]
+
+    def perform_and_edit(together: Sequence[Run]) -> tuple[Lane, ...]:
+        monkeypatch.setattr(fingerprint, "_imported", edited)
+        return perform_all(together)
+
+    loaded = fingerprint.code_of("snapshot")
+    for kept in (fingerprint.code_of, conduct_module._codes):
+        kept.cache_clear()
+    monkeypatch.setattr(conduct_module, "perform_all", perform_and_edit)
+    (run,) = runs([BUNDLED], Half.FIRST, ["snapshot"], ["cold-45s"], 1, {"excerpt": Setting()})
+    (lane,) = conduct([run], 1)
+    assert lane.row.code == loaded
+    fingerprint.code_of.cache_clear()
+    assert fingerprint.code_of("snapshot") != loaded
+    fingerprint.code_of.cache_clear()
 
 
 def test_all_seeds_of_the_ceiling_go_together_and_other_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
@@ -14,6 +15,7 @@ from dynamo_snapshot.replay.comparison.parallel import work
 from dynamo_snapshot.replay.comparison.rows import CEILING, family
 from dynamo_snapshot.replay.comparison.runs import Run, perform_all
 from dynamo_snapshot.replay.comparison.sources import part
+from dynamo_snapshot.replay.policies import catalog
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,28 @@ def conduct(
     total, done, done_weight = sum(weights.values()), 0, 0
     began = time.monotonic()
     tell(Progress(0, len(runs), 0.0, None))
-    for together, lanes in work(perform_all, _in_turn(_pieces(runs)), processes):
+    for together, lanes in work(performed, _in_turn(_pieces(runs)), processes):
         for run, lane in zip(together, lanes, strict=True):
             done += 1
             done_weight += weights[run]
             elapsed = time.monotonic() - began
-            yield Lane(msgspec.structs.replace(lane.row, code=code_of(lane.row.policy)), lane.sizes)
+            yield lane
             tell(Progress(done, len(runs), elapsed, elapsed * (total - done_weight) / done_weight))
+
+
+def performed(together: tuple[Run, ...]) -> tuple[Lane, ...]:
+    """Carries out one piece in the process that calls it, and names the code that this process has loaded."""
+    codes = _codes()
+    return tuple(
+        Lane(msgspec.structs.replace(lane.row, code=codes[lane.row.policy]), lane.sizes)
+        for lane in perform_all(together)
+    )
+
+
+@cache
+def _codes() -> Mapping[str, str]:
+    """By policy, read at a process's first piece: files may be edited while it works, for hours."""
+    return {policy: code_of(policy) for policy in catalog.names()}
 
 
 def _pieces(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
