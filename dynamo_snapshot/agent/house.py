@@ -80,8 +80,17 @@ class House:
         return next((pid for pid in children(self.holder.pid) if inner_pid(pid) == inner), None)
 
     async def images(self, shared: Path) -> Path:
-        """Returns the folder to restore a snapshot's images from; see :func:`own_images`."""
-        namespace = pid_namespace(self.holder.pid)
+        """Returns the folder to restore a snapshot's images from; see :func:`own_images`.
+
+        Raises:
+            SnapshotError: ``holder_failed``: the house has ended meanwhile.
+        """
+        try:
+            namespace = pid_namespace(self.holder.pid)
+        except OSError as error:
+            raise SnapshotError(
+                Reason.HOLDER_FAILED, f"the holder of {self.path} (pid {self.holder.pid}) has ended"
+            ) from error
         return await asyncio.to_thread(own_images, shared, self.path / IMAGES, namespace)
 
     def command(self, *command: str) -> list[str]:
