@@ -205,6 +205,22 @@ def test_no_more_lanes_take_part_than_allowed(
     pump.close()
 
 
+def test_a_pump_without_lanes_says_so_and_does_not_call_nothing_a_load(
+    memory: HostMemory, segments: list[Segment], store: SegmentStore
+) -> None:
+    segment = segments[1]
+    memory.map(segment.address, segment.size, memory.create(segment.size))
+    pump = Pump(memory, lanes=2, buffers=1)
+    transfer = Transfer(SegmentFile(store.path(segment.digest), segment.size), segment.address)
+    with pytest.raises(HookError, match="no lane"):
+        pump.load([transfer], lanes=0)
+    pump.close()
+    for use in (lambda: pump.load([transfer]), lambda: pump.digest(segment.address, segment.size)):
+        with pytest.raises(HookError, match="no lane") as refused:
+            use()
+        assert refused.value.reason is HookReason.WEIGHTS_LOAD_FAILED
+
+
 def test_a_cancelled_load_ends(memory: HostMemory, segments: list[Segment], store: SegmentStore) -> None:
     cancelled = threading.Event()
     cancelled.set()

@@ -197,7 +197,10 @@ class Pump:
                 failures.append(failure)
 
         with self._busy:
-            threads = [threading.Thread(target=drain, args=(lane,), name="weights") for lane in self._lanes[:lanes]]
+            taking_part = self._lanes[:lanes]
+            if chunks and not taking_part:
+                raise HookError(HookReason.WEIGHTS_LOAD_FAILED, "no lane may move these bytes, or the pump is closed")
+            threads = [threading.Thread(target=drain, args=(lane,), name="weights") for lane in taking_part]
             for thread in threads:
                 thread.start()
             for thread in threads:
