@@ -15,7 +15,7 @@ from planner.fleet_status import FleetStatusFile, FleetStatusSource, FleetStatus
 from planner.hint_sender import HintSender, NatsHintSender, NoHintSender
 from planner.hints import NO_HINTS, Hinting, HintMemory, HintPolicy
 from planner.joint import JointPolicy
-from planner.observation import Role
+from planner.observation import Observation, Role
 from planner.policy import Action, Proposal
 from planner.records import DecisionLog, beginning, record
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 NATS_ENV = "NATS_SERVER"
 """Dynamo's own variable."""
+FORGET_S = 60.0
+"""Decisions that have failed for so long may do so for what is remembered: it is forgotten."""
 
 
 class ScalingEngine:
@@ -70,10 +72,15 @@ class ScalingEngine:
 
     def reset(self) -> None:
         """Forgets everything: the next tick is a protective start."""
+        self._meant: dict[Role, Proposal] = {}
+        self._begin()
+
+    def _begin(self) -> None:
         self._memories = self._policy.fresh()
         self._hint_memory = HintMemory()
         self._run = uuid.uuid4().hex[:12]
         self._tick = 0
+        self._failing_since: float | None = None
 
     def propose(self, context: Any) -> list[Proposal]:
         """Returns one proposal a role for this PipelineContext (pydantic or protobuf)."""
@@ -83,9 +90,10 @@ class ScalingEngine:
             role: observation(context, role, pool_view(status, role, wall, self._fleet_status_max_age_s))
             for role in self._policy.policies
         }
-        proposals, self._memories = self._policy.decide(seen, self._memories, now)
+        proposals = self._decided(seen, now)
         # What is proposed for one tick, only to be said again, is no size to have something ready beside.
         meant = {role: each for role, each in proposals.items() if self._memories[role].insisted_at != now}
+        self._meant |= meant
         hint, self._hint_memory = self._hint_policy.hint(meant, self._hint_memory, now, wall)
         if hint is not None:
             self._hints.tell(hint)
@@ -112,6 +120,27 @@ class ScalingEngine:
             level = logging.DEBUG if proposal.action in (Action.HOLD, Action.NOTHING) else logging.INFO
             log.log(level, "%s: %s", role.value, proposal.reason)
         return list(proposals.values())
+
+    def _decided(self, seen: Mapping[Role, Observation], now: float) -> dict[Role, Proposal]:
+        """What the policy says, or what was said before where it fails: silence Dynamo takes for what is ready now."""
+        if self._failing_since is not None and now - self._failing_since >= FORGET_S:
+            self._begin()
+        try:
+            proposals, self._memories = self._policy.decide(seen, self._memories, now)
+        except Exception as error:
+            if self._failing_since is None:
+                log.exception("a decision failed; until one does not, what was proposed before is held")
+                self._failing_since = now
+            return {role: self._held(role, error) for role in self._policy.policies}
+        self._failing_since = None
+        return proposals
+
+    def _held(self, role: Role, error: Exception) -> Proposal:
+        before, why = self._meant.get(role), f"the decision failed ({type(error).__name__}: {error})"
+        if before is None or before.replicas is None:
+            return Proposal(role, Action.NOTHING, f"no opinion: {why}")
+        reason = f"hold {before.replicas}: {why}"
+        return Proposal(role, Action.HOLD, reason, before.replicas, before.floor, before.desired)
 
 
 def engine_from_options(
