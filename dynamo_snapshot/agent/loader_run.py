@@ -109,7 +109,9 @@ class LoadRun:
                 began = time.monotonic()
                 try:
                     with self._sources:
-                        self._pump.load(self._transfers, self._cancelled, self._ask.lanes)
+                        # Past the page cache the disk binds, which more threads keep busier; memory has room.
+                        lanes = None if self._plan.direct else self._ask.lanes
+                        self._pump.load(self._transfers, self._cancelled, lanes)
                     self._result = msgspec.structs.replace(self._plan, seconds=time.monotonic() - began)
                 except Exception as failure:
                     self._result = failure

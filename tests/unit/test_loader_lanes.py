@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import pytest
 
 from dynamo_snapshot.agent.loader import lanes_beside
+from dynamo_snapshot.agent.loader_pinned import PinnedSegments
+from dynamo_snapshot.agent.loader_run import LoadRun, Reading
+from dynamo_snapshot.agent.loader_wire import Load, SegmentBytes
+from worker_hooks.weights.host_memory import HostMemory
+from worker_hooks.weights.pump import Pump
 
 GIB = 1 << 30
 
@@ -25,3 +33,27 @@ def test_as_many_lanes_as_bring_the_weights_with_the_image(image_bytes: float, w
 
 def test_never_more_than_there_are() -> None:
     assert lanes_beside(GIB, 400 * GIB, most=3) == 3
+
+
+class RecordingPump:
+    """Moves nothing; keeps how many lanes it was to use."""
+
+    def __init__(self) -> None:
+        self.lanes: list[int | None] = []
+
+    def load(self, transfers: object, cancelled: object, lanes: int | None) -> None:
+        self.lanes.append(lanes)
+
+
+@pytest.mark.parametrize(("reading", "lanes"), [(Reading.PAGE_CACHE, 3), (Reading.DIRECT, None)])
+def test_past_the_page_cache_all_take_part(tmp_path: Path, reading: Reading, lanes: int | None) -> None:
+    (tmp_path / "segment").write_bytes(bytes(4096))
+    segment = SegmentBytes(path=str(tmp_path / "segment"), size=4096, digest="segment")
+    ask = Load(name="load", socket=str(tmp_path / "socket"), segments=(segment,), lanes=3)
+    memory, recording = HostMemory(), RecordingPump()
+    pump = cast(Pump, recording)
+    load = LoadRun(ask, memory, pump, PinnedSegments(memory, pump, 0), reading)
+    load.start()
+    load.finished()
+    load.cancel()
+    assert recording.lanes == [lanes]
