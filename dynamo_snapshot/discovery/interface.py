@@ -23,8 +23,9 @@ class Discovery(Protocol):
         """
 
     async def revoke(self, instance_id: int) -> None:
-        """Takes everything that ``instance_id`` registered out of discovery; nothing to do if it is gone.
+        """Takes whatever routes to ``instance_id`` out of discovery; nothing to do if it is gone.
 
+        What describes its model may stay until its lease ends, for the worker that replaces it.
         Only for an instance whose process a node has reported as exited.
 
         Raises:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.dynamo_world import LOOPBACK, instances, keys, models, revoke
+from support.dynamo_world import LOOPBACK, instances, models
 
+from dynamo_snapshot.discovery.etcd import EtcdDiscovery
 from dynamo_snapshot.local.ports import free_port
 from dynamo_snapshot.local.servers import embedded_etcd, embedded_nats
 from dynamo_snapshot.local.service import Service, http_ok
@@ -117,15 +118,12 @@ class World:
         }
 
     async def gone(self, instance: int) -> None:
-        """Ends what discovery has of a killed worker, as a fleet does once it is told of the exit."""
-        for found in keys(self.etcd, f"v1/instances/{NAMESPACE}/").values():
-            if found["value"]["instance_id"] == instance:
-                with contextlib.suppress(OSError):  # another key's revocation took it along
-                    revoke(self.etcd, found["lease"])
+        """Takes a killed worker out of discovery, as a fleet does once it is told of the exit."""
+        await EtcdDiscovery(self.etcd, NAMESPACE).revoke(instance)
         await self.forgotten(instance)
 
     async def forgotten(self, instance: int) -> None:
-        """Returns once neither discovery nor, if it was the last, the frontend's list has it."""
+        """Returns once neither discovery's instances nor, if it was the last, the frontend's list has it."""
 
         def is_forgotten() -> bool:
             others = self.instances()

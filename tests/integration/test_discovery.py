@@ -21,6 +21,8 @@ from dynamo_snapshot.discovery.interface import Discovery, DiscoveryView
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Instance, Reason
 
+ROUTES, CARDS = "v1/instances", "v1/mdc"
+
 
 class Scene(Protocol):
     """A discovery, and the workers and outages that a test makes."""
@@ -56,13 +58,18 @@ class EtcdScene:
         self.server = server
         self.discovery: Discovery = EtcdDiscovery(server.url, "dynamo", Backoff(limit_s=0.2))
 
-    async def register(self, port: int) -> Instance:
+    async def register(self, port: int, lease_s: int = 10, channels: int = 1) -> Instance:
         async with connected(self.server.url) as client:
-            lease = await client.lease(60)
+            lease = await client.lease(lease_s)
             instance = instance_at(lease.id, port)
-            for prefix in ("v1/instances", "v1/mdc"):
-                await client.put(f"{prefix}/dynamo/backend/generate/{lease.id:x}".encode(), value(instance), lease)
+            names = [f"v1/event_channels/namespace/dynamo/topic/kv-events/{lease.id:x}-{i}" for i in range(channels)]
+            for name in (*names, *(f"{prefix}/dynamo/backend/generate/{lease.id:x}" for prefix in (ROUTES, CARDS))):
+                await client.put(name.encode(), value(instance), lease)
             return instance
+
+    async def keys(self) -> list[str]:
+        async with connected(self.server.url) as client:
+            return sorted(item.key.decode() for item in await client.get_prefix(b"v1/"))
 
     async def unregister(self, instance: Instance) -> None:
         async with connected(self.server.url) as client:
@@ -152,6 +159,12 @@ async def test_revoking_who_is_gone_is_nothing_to_do(scene: Scene) -> None:
     await scene.discovery.revoke(dead.instance_id)
 
 
+async def test_an_instance_may_be_revoked_twice_at_once(scene: Scene) -> None:
+    stays, dead = await scene.register(20001), await scene.register(20002)
+    await asyncio.gather(*(scene.discovery.revoke(dead.instance_id) for _ in range(2)))
+    await until(scene.discovery.watch(), (stays,))
+
+
 async def test_an_outage_is_unknown_not_empty_and_ends(scene: Scene) -> None:
     there = await scene.register(20001)
     views = scene.discovery.watch()
@@ -187,12 +200,51 @@ async def test_a_watch_that_begins_in_an_outage_says_unknown(scene: Scene) -> No
 # What only etcd can get wrong
 
 
-async def test_every_key_of_a_revoked_worker_goes(etcd_server: Any) -> None:
+async def test_a_revoked_worker_leaves_its_card_which_goes_with_its_lease(etcd_server: Any) -> None:
     scene = EtcdScene(etcd_server)
-    dead = await scene.register(20001)
+    other = await scene.register(20001)
+    before = await scene.keys()
+    dead = await scene.register(20002)
     await scene.discovery.revoke(dead.instance_id)
+    card = f"{CARDS}/dynamo/backend/generate/{dead.instance_id:x}"
+    assert await scene.keys() == sorted([*before, card])
+    assert f"{CARDS}/dynamo/backend/generate/{other.instance_id:x}" in before
     async with connected(etcd_server.url) as client:
-        assert len(await client.get_prefix(b"v1/")) == 0
+        assert list((await client.get_lease_info(dead.instance_id)).keys) == [card.encode()]
+
+
+async def test_a_card_that_would_stay_too_long_goes_at_once(etcd_server: Any) -> None:
+    scene = EtcdScene(etcd_server)
+    dead = await scene.register(20001, lease_s=60)
+    await scene.discovery.revoke(dead.instance_id)
+    assert await scene.keys() == []
+
+
+async def test_a_revocation_that_stops_halfway_is_seen_to_be_unfinished(
+    etcd_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = EtcdScene(etcd_server)
+    dead = await scene.register(20001, channels=200)
+    everything = await scene.keys()
+    transaction = aetcd.Client.transaction
+    calls = 0
+
+    async def once(self: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise aetcd.ClientError
+        return await transaction(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aetcd.Client, "transaction", once)
+        with pytest.raises(SnapshotError) as caught:
+            await scene.discovery.revoke(dead.instance_id)
+    assert caught.value.reason is Reason.SERVER_UNREACHABLE
+    assert 2 < len(await scene.keys()) < len(everything)
+    await until(scene.discovery.watch(), (dead,))
+    await scene.discovery.revoke(dead.instance_id)
+    assert await scene.keys() == [f"{CARDS}/dynamo/backend/generate/{dead.instance_id:x}"]
 
 
 async def test_other_namespaces_and_transports_are_not_seen(etcd_server: Any) -> None:
