@@ -86,7 +86,8 @@ def test_the_model_of_a_revoked_worker_is_known_until_another_serves_it(
     answers: list[int] = []
     while 200 not in answers and len(answers) < 1000:
         answers.append(ask(frontend, model)[0])
-    assert set(answers) == {503, 200}, "never 404: nothing was forgotten"
+    assert answers[-1] == 200
+    assert set(answers) <= {503, 200}, "never 404: nothing was forgotten"
     _registered(second)
     while cards.keys() <= keys(etcd, "v1/mdc/").keys():
         assert ask(frontend, model)[0] == 200
