@@ -79,7 +79,7 @@ def test_a_parked_worker_serves_when_it_is_woken_and_ctrl_c_ends_one_that_is_not
                 parking.send_signal(signal.SIGUSR1 if wakes else signal.SIGINT)
             if "serving after" in line:
                 parking.send_signal(signal.SIGINT)
-        assert parking.wait(20) == 0
+        assert parking.wait(20) == 0, seen
         assert any("serving after" in line for line in seen) == wakes
         assert seen[-1] == "the worker ended with status 0"
         assert place.is_clean()

@@ -122,8 +122,9 @@ def main() -> None:
         random.seed()
         say("IDENTITY_APPLIED")
         if context.get("park") and FLAW != "never_park":
-            say("PARKED")
+            # Before it says so: it may be told to end at once.
             signal.signal(signal.SIGTERM, lambda *_: (say("STOPPED"), os._exit(0)))
+            say("PARKED")
             wait_for("wake")
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
         say("RESUMING")
