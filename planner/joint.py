@@ -21,7 +21,8 @@ from planner.policy import MOST_PATIENCE, LoadPolicy, Memory, Proposal
 
 NEEDED_UNHEARD_S, MORE_UNHEARD_S, FEWER_UNHEARD_S = 5.0, 30.0, 120.0
 """A wish that the fleet does not show for so long is said again: for more replicas that the work needs which is
-there, for more that may be needed, for fewer. Each time that it has to be said again it is waited for twice as long."""
+there, for more that may be needed, for fewer. Each time that it has to be said again it is waited for twice as long,
+and for fewer not before it is calm again."""
 CALM_S = 600.0
 """Then it is as at first."""
 
@@ -172,6 +173,9 @@ def _insisting(
     if wish != memory.wish or memory.unheard_since is None:
         return proposal, replace(memory, wish=wish, unheard_since=now)
     if now - memory.unheard_since < memory.patience * _unheard_s(proposal, wish, told):
+        return proposal, memory
+    if wish < told and memory.insisted_at is not None and now - memory.insisted_at < CALM_S:
+        # Of two that disagree the one that wants more has the last word: one too many costs less than turning.
         return proposal, memory
     said_again = replace(
         proposal,

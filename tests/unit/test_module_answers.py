@@ -207,7 +207,8 @@ async def test_an_engine_that_cannot_take_a_step_is_never_served(
     async def fail(*arguments: Any) -> Any:
         raise AttributeError("no _publisher")
 
-    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, **{step: fail}))  # type: ignore[arg-type]
+    steps: dict[str, Any] = {step: fail}
+    monkeypatch.setitem(module.KNOWN_ENGINES, MODULE, KnownEngine(_answer, **steps))
     with pytest.raises(HookError, match="no _publisher") as failed:
         await _to_the_self_test(hooks, Engine(), [5, 6])
     assert failed.value.reason is reason

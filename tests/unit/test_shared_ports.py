@@ -61,13 +61,13 @@ def test_one_that_another_thread_closes_while_it_is_looked_at_is_no_matter(
     class Closing(socket.socket):
         """Has been closed, and its number given to a file, when it is asked."""
 
-        def getsockopt(self, *arguments: int) -> int:  # type: ignore[override]
+        def getsockopt(self, *arguments: Any) -> Any:
             return self._lose("getsockopt", *arguments)
 
-        def setsockopt(self, *arguments: int) -> None:  # type: ignore[override]
+        def setsockopt(self, *arguments: Any) -> None:
             self._lose("setsockopt", *arguments)
 
-        def _lose(self, name: str, *arguments: int) -> Any:
+        def _lose(self, name: str, *arguments: Any) -> Any:
             if name == asked and self.fileno() == short_lived.fileno():
                 with open(os.devnull) as file:
                     os.dup2(file.fileno(), self.fileno())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.engine_conformance import EngineConformance, GpuWorld, put_modules
@@ -296,7 +296,7 @@ async def test_dynamo_hears_where_the_engine_s_metrics_are_and_the_engine_whose_
     config: Any, handed_over: Callable[[Client, Any], Any], port: int | None, named: str
 ) -> None:
     client, metrics = Client(), FakeMetrics(port)
-    client.worker.snapshot_metrics(metrics)  # type: ignore[arg-type]
+    client.worker.snapshot_metrics(cast(Any, metrics))
     engine, environ = handed_over(client, config), {PORT_ENV: "20380"}
     await adapter.before_pause(engine)
     await adapter.after_release(engine, environ)
