@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo_snapshot.model import FleetStatus, PoolStatus, ReplicaState, ReplicaStatus, Way, decode
-from planner.nats_client import RETRY_S, connected
+from planner.nats_client import RETRY_S, connected, ended
 from planner.observation import PoolView, Role, Starting
 from planner.startup import restore_times
 
@@ -94,9 +94,7 @@ class FleetStatusSubject:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await ended(self._task)
             self._task = None
 
     async def _listen(self) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol
 
 from dynamo_snapshot.model import ScalingHint, encode
-from planner.nats_client import RETRY_S, connected, without_password
+from planner.nats_client import RETRY_S, connected, ended, without_password
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -64,9 +63,7 @@ class NatsHintSender:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await ended(self._task)
             self._task = None
 
     async def _send(self) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+CANCEL_AGAIN_S = 0.5
 
 
 async def connected(url: str, purpose: str, on_closed: Callable[[], None] = lambda: None) -> Client:
@@ -46,6 +47,19 @@ async def connected(url: str, purpose: str, on_closed: Callable[[], None] = lamb
         except (OSError, nats.errors.Error) as error:
             log.info("%s: NATS at %s cannot be reached: %s", purpose, where, error)
             await asyncio.sleep(RETRY_S)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancels ``task``, which uses a client, and waits for its end; raises what it failed with.
+
+    It is cancelled again where need be: ``asyncio.wait_for``, which the client uses, loses a cancellation that
+    comes together with its result (before Python 3.12).
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.result()
 
 
 def without_password(url: str) -> str:

@@ -119,7 +119,11 @@ class DynamoPlanner:
             log.warning("bridge_talks_nonsense", cause=str(error))
         finally:
             self._child = None
-            await asyncio.shield(_end(child))
+            ending = asyncio.create_task(_end(child), name="bridge-end")
+            try:
+                await asyncio.shield(ending)
+            finally:
+                await asyncio.wait({ending})  # a keeper that is cancelled meanwhile leaves no child behind either
 
     async def _identified(self, client: aetcd.Client, decided: Decided) -> Decision | None:
         """Ids begin anew with each planner; with the revision in which its key was made they do not repeat.

@@ -103,7 +103,7 @@ async def connect(url: str, on_closed: Callable[[], None] = lambda: None) -> Cli
 
     while True:
         try:
-            return await nats.connect(
+            client = await nats.connect(
                 url,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
@@ -115,6 +115,12 @@ async def connect(url: str, on_closed: Callable[[], None] = lambda: None) -> Cli
             # Not the whole URL: a password may stand in it.
             log.info("nats_unreachable", server=url.rpartition("@")[2], cause=str(error) or type(error).__name__)
             await asyncio.sleep(backoff.next())
+            continue
+        # asyncio.wait_for, which the client uses, loses a cancellation that comes with its result (before Python 3.12).
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            await client.close()
+            raise asyncio.CancelledError
+        return client
 
 
 @asynccontextmanager

@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from support.guarded_nats import GuardedNats
 
@@ -137,6 +139,53 @@ async def test_the_fleet_hears_hints_again_once_the_server_lets_it_in(guarded_na
         listening.cancel()
         await asyncio.wait([listening])
         await planner.close()
+
+
+async def _sender(url: str) -> Callable[[], Awaitable[None]]:
+    sender = NatsHintSender(url, SUBJECT)
+    await sender.start()
+    return sender.close
+
+
+async def _status_source(url: str) -> Callable[[], Awaitable[None]]:
+    source = FleetStatusSubject(url, SUBJECT)
+    await source.start()
+    return source.close
+
+
+async def _hints(url: str) -> Callable[[], Awaitable[None]]:
+    listening = asyncio.create_task(NatsHints(url, SUBJECT).run(lambda hint: None))
+
+    async def close() -> None:
+        listening.cancel()
+        await asyncio.wait([listening])
+
+    return close
+
+
+@pytest.mark.parametrize("start", [_sender, _status_source, _hints])
+async def test_a_cancellation_that_the_client_takes_for_itself_ends_its_user_all_the_same(
+    start: Callable[[str], Awaitable[Callable[[], Awaitable[None]]]],
+    guarded_nats: GuardedNats,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As asyncio.wait_for does, before Python 3.12, with one that comes together with its result."""
+    connect, clients, arrived = nats.connect, [], asyncio.Event()
+
+    async def deaf(url: str, **options: Any) -> Client:
+        clients.append(await connect(url, **options))
+        arrived.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return clients[-1]
+
+    monkeypatch.setattr(nats, "connect", deaf)
+    close = await start(guarded_nats.url("first"))
+    await arrived.wait()
+    closing = asyncio.ensure_future(close())
+    await asyncio.wait([closing], timeout=10)  # no asyncio.timeout: it would cancel once more
+    assert closing.done()
+    assert [client.is_closed for client in clients] == [True]
 
 
 @pytest.mark.parametrize(

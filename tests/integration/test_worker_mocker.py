@@ -22,7 +22,7 @@ from support.dynamo_world import (
     python_of,
     revoke,
 )
-from support.worker_house import Street, release, state_of, wait_for
+from support.worker_house import Street, release, state_of, wait_for, write_control
 
 from worker_hooks.guard import scan
 
@@ -304,8 +304,8 @@ def test_a_bad_restore_context_fails_with_its_reason(
     worker = start(SNAPSHOT_CONTROL_DIR=str(control))
     wait_for((control / "ready-for-snapshot").exists, "ready-for-snapshot")
     if context is not None:
-        (control / "restore-context.json").write_text(context)
-    (control / "restore-complete").write_text("incarnation=one\n")
+        write_control(control, "restore-context.json", context)
+    write_control(control, "restore-complete", "incarnation=one\n")
     assert worker.wait(10) == 1
     assert state_of(control)["reason"] == reason
     assert instances(etcd_url, name) == {}

@@ -46,8 +46,8 @@ def release(control: Path, incarnation: str, env: Mapping[str, str | None], *, p
     """Does what an agent does, and returns when."""
     # A port of its own: clones that look for one at the same time may find the same.
     own = {"DYN_TCP_RPC_PORT": str(_port()), **env}
-    _write(control, "restore-context.json", json.dumps({"env": own, "incarnation": incarnation, "park": park}))
-    _write(control, "restore-complete", f"incarnation={incarnation}\n")
+    write_control(control, "restore-context.json", json.dumps({"env": own, "incarnation": incarnation, "park": park}))
+    write_control(control, "restore-complete", f"incarnation={incarnation}\n")
     return time.time()
 
 
@@ -66,11 +66,11 @@ def _port() -> int:
 
 def wake(control: Path, incarnation: str) -> float:
     """Likewise for a parked worker."""
-    _write(control, "wake", f"incarnation={incarnation}\n")
+    write_control(control, "wake", f"incarnation={incarnation}\n")
     return time.time()
 
 
-def _write(control: Path, name: str, content: str) -> None:
+def write_control(control: Path, name: str, content: str) -> None:
     (control / f".{name}").write_text(content)
     (control / f".{name}").rename(control / name)
 
