@@ -37,6 +37,12 @@ def test_halves_share_out_every_request_and_all_the_time() -> None:
     assert second.requests[-1].offset_s == pytest.approx(whole.requests[-1].offset_s - first.duration_s)
 
 
+def test_a_second_half_is_played_after_the_first() -> None:
+    whole, second = part(BUNDLED, Half.WHOLE), part(BUNDLED, Half.SECOND)
+    assert second.played == whole.played == whole.requests
+    assert second.begin_s == BUNDLED_S / 2
+
+
 def test_a_split_of_ones_own_is_kept_to() -> None:
     assert part(Source("excerpt", None, split_s=100.0), Half.FIRST).duration_s == 100
 

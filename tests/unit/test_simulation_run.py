@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -234,3 +235,38 @@ def test_studies_are_found_by_trace_and_by_file() -> None:
         assert one.setting.name == one.trace
         assert (one.setting.min_replicas, one.setting.max_replicas, one.setting.ttft_objective_s) == (1, 16, 1.5)
     assert study("another") is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.one_of(st.integers(0, 59), st.floats(0.0, 59.0)))
+def test_what_is_measured_from_a_moment_on_is_the_rest_of_the_run(seed: int, cut_s: float) -> None:
+    def run(measured_from_s: float) -> Outcome:
+        dice = random.Random(seed)
+        policy = Scripted(lambda signals: dice.choice([None, 1, 2, 5, 9]), interval_s=dice.choice([0.5, 1.0, 7.0]))
+        startup = startup_model("restore(3,cold=15,failures=0.2)")
+        return simulate(requests, policy, Setting(), startup, seed=seed, measured_from_s=measured_from_s)
+
+    requests = steady(60, 1.0, 4000)
+    whole, rest = run(0.0), run(cut_s)
+    assert rest.requests == sum(request.offset_s >= cut_s for request in requests)
+    assert rest.duration_s == pytest.approx(whole.duration_s - cut_s)
+    assert [entry for entry in whole.replicas if entry.at_s > cut_s] == list(rest.replicas[1:])
+    assert rest.replicas[0].at_s == cut_s
+    ends = [entry.at_s for entry in rest.replicas[1:]] + [whole.duration_s]
+    paid = sum(entry.replicas * (end - entry.at_s) for entry, end in zip(rest.replicas, ends, strict=True))
+    assert rest.gpu_hours * 3600 == pytest.approx(paid)
+    assert rest.mean_replicas == pytest.approx(paid / rest.duration_s)
+    assert rest.peak_replicas == max(entry.replicas for entry in rest.replicas)
+    earlier = [entry.target for entry in whole.replicas if entry.at_s < cut_s] or [rest.replicas[0].target]
+    targets = [earlier[-1], *(entry.target for entry in rest.replicas)]
+    assert rest.scalings == sum(before != after for before, after in itertools.pairwise(targets))
+
+
+def test_requests_from_before_are_played_but_not_measured() -> None:
+    busy = [TraceRequest(0.0, 8000, 400) for _ in range(30)]
+    late = simulate([*busy, TraceRequest(5.0, 10, 1)], static(1), Setting(), EXACT, measured_from_s=5.0)
+    alone = simulate([TraceRequest(0.0, 10, 1)], static(1), Setting(), EXACT)
+    assert (late.requests, alone.requests) == (1, 1)
+    assert late.ttft_p50 is not None
+    assert alone.ttft_p50 is not None
+    assert late.ttft_p50 > 2 * alone.ttft_p50, "it finds the replica as those before it left it"

@@ -38,7 +38,7 @@ def conduct(
         tell: called before the first run and after each.
     """
     # A run takes about as long as it has requests.
-    weights = {run: len(part(run.source, run.half).requests) for run in runs}
+    weights = {run: len(part(run.source, run.half).played) for run in runs}
     total, done, done_weight = sum(weights.values()), 0, 0
     began = time.monotonic()
     tell(Progress(0, len(runs), 0.0, None))

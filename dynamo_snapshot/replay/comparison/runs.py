@@ -98,13 +98,19 @@ def known_startup(spec: str) -> StartupModel:
 
 def perform(run: Run) -> Lane:
     """Simulates ``run``: its row, and the pool's sizes over time."""
-    requests = part(run.source, run.half)
+    half = part(run.source, run.half)
     model = startup_model("cold(0)" if run.startup == NO_START else run.startup)
     began = time.perf_counter()
     outcome = simulate(
-        requests.requests, policy_of(run), run.setting, model, seed=run.seed, duration_s=requests.duration_s
+        half.played,
+        policy_of(run),
+        run.setting,
+        model,
+        seed=run.seed,
+        duration_s=half.begin_s + half.duration_s,
+        measured_from_s=half.begin_s,
     )
-    return Lane(_row(run, model, outcome, time.perf_counter() - began), _sizes(outcome))
+    return Lane(_row(run, model, outcome, time.perf_counter() - began), _sizes(outcome, half.begin_s))
 
 
 def perform_all(runs: Sequence[Run]) -> tuple[Lane, ...]:
@@ -145,5 +151,5 @@ def _row(run: Run, model: StartupModel, outcome: Outcome, wall_s: float) -> Row:
     )
 
 
-def _sizes(outcome: Outcome) -> tuple[Size, ...]:
-    return tuple(Size(entry.at_s, entry.ready, entry.starting) for entry in outcome.replicas)
+def _sizes(outcome: Outcome, begin_s: float) -> tuple[Size, ...]:
+    return tuple(Size(entry.at_s - begin_s, entry.ready, entry.starting) for entry in outcome.replicas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -30,10 +31,17 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The requests of one half, offsets counted from its begin, and how long it is."""
+    """One half of a trace, or all of it."""
 
-    requests: tuple[TraceRequest, ...]
+    played: tuple[TraceRequest, ...]
+    """Its requests after those that came before it: who scales has seen them, as it has at work."""
+    begin_s: float
     duration_s: float
+
+    @property
+    def requests(self) -> tuple[TraceRequest, ...]:
+        """Its own requests, offsets counted from its begin."""
+        return window(self.played, self.begin_s, math.inf)
 
 
 def named_sources(paths: Sequence[Path]) -> tuple[Source, ...]:
@@ -103,18 +111,20 @@ def part(source: Source, half: Half) -> Part:
     Raises:
         SnapshotError: ``configuration_invalid`` for a file that is none, or a half without requests.
     """
-    requests, duration_s = _whole(source)
+    requests, end_s = _whole(source)
+    begin_s = 0.0
     if half is not Half.WHOLE:
-        split_s = duration_s / 2 if source.split_s is None else source.split_s
-        begin, end = (0.0, split_s) if half is Half.FIRST else (split_s, max(split_s, duration_s))
-        # The very last request belongs to the second half.
-        requests = window(requests, begin, end if half is Half.FIRST else float("inf"))
-        duration_s = end - begin
-    if not requests:
+        split_s = end_s / 2 if source.split_s is None else source.split_s
+        if half is Half.FIRST:
+            requests, end_s = window(requests, 0.0, split_s), split_s
+        else:
+            begin_s = split_s
+    found = Part(requests, begin_s, max(begin_s, end_s) - begin_s)
+    if not found.requests:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID, f"{source.name}: its {half} half has no request", "Replay it as a whole."
         )
-    return Part(requests, duration_s)
+    return found
 
 
 @lru_cache(maxsize=8)

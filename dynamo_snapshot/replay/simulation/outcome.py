@@ -20,6 +20,11 @@ class Replicas(msgspec.Struct, frozen=True, array_like=True):
     starting: int
     draining: int
 
+    @property
+    def replicas(self) -> int:
+        """All that are paid for."""
+        return self.ready + self.starting + self.draining
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds unless a name says otherwise; attainments are shares of all requests, 0 to 1.
@@ -48,18 +53,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: float
     """From each replica's order until it stopped, or until the end of the run."""
     duration_s: float
-    """From the trace's begin to the last request's end, or the trace's if that is later."""
+    """From where it is measured to the last request's end, or the trace's if that is later."""
     scalings: int
     """How many times the wanted size changed."""
     starts: int
-    """Replicas ordered; those that served from the start are not counted."""
+    """Replicas ordered; those that were there from the start are not counted."""
     failed_starts: int
     """Restores that failed and were followed by a cold start."""
     mean_replicas: float
     """GPU-hours over the duration: starting and draining ones count."""
     peak_replicas: int
     replicas: tuple[Replicas, ...]
-    """Every change of the pool's counts."""
+    """Every change of the pool's counts; seconds since the trace's begin."""
 
 
 class Latencies(msgspec.Struct, frozen=True):

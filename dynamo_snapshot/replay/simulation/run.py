@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from dynamo_snapshot.replay.simulation.job import Job
 from dynamo_snapshot.replay.simulation.meter import Meter
@@ -30,6 +33,7 @@ def simulate(
     *,
     seed: int = 0,
     duration_s: float | None = None,
+    measured_from_s: float = 0.0,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Runs until every request is finished; the same arguments give the same outcome.
@@ -42,13 +46,14 @@ def simulate(
         requests: sorted by offset.
         policy: one that was not used before; a :class:`Foreseeing` one is shown the requests first.
         duration_s: how long the trace is; until the last request's offset if None.
+        measured_from_s: what came or was paid for before is not in the outcome, though it was played.
         progress: told the share of the trace that is done, 0 to 1, at each tick.
     """
     if isinstance(policy, Foreseeing):
         policy.foresee(requests, setting, startup)
     jobs = [Job(request.offset_s, max(1, request.input_tokens), max(1, request.output_tokens)) for request in requests]
     trace_s = max(duration_s or 0.0, jobs[-1].arrived_s if jobs else 0.0)
-    run = _Run(policy, setting, startup, seed, trace_s, progress)
+    run = _Run(policy, setting, startup, seed, trace_s, measured_from_s, progress)
     run.play(jobs)
     return run.outcome(jobs)
 
@@ -63,6 +68,7 @@ class _Run:
         startup: StartupModel,
         seed: int,
         trace_s: float,
+        measured_from_s: float,
         progress: Callable[[float], None] | None,
     ) -> None:
         self._policy = policy
@@ -70,6 +76,7 @@ class _Run:
         self._startup = startup
         self._seed = seed
         self._trace_s = trace_s
+        self._from_s = measured_from_s
         self._limit_s = trace_s + setting.drain_limit_s
         self._progress = progress
         self._meter = Meter()
@@ -79,6 +86,7 @@ class _Run:
             pool = Pool(setting, startup, seed, self._meter, setting.bounded(first))
         self._pool = pool
         self._initial = pool.orders
+        self._failed_before = 0
         self._timeline = Timeline(pool)
         self._scalings = 0
 
@@ -107,8 +115,10 @@ class _Run:
     def outcome(self, jobs: Sequence[Job]) -> Outcome:
         meter, pool, timeline = self._meter, self._pool, self._timeline
         ended_s = self._limit_s if meter.present else max(self._trace_s, meter.last_finished_s)
+        jobs = [job for job in jobs if job.arrived_s >= self._from_s]
         experienced = latencies(jobs, self._setting)
-        gpu_s = pool.gpu_seconds(ended_s)
+        gpu_s = pool.gpu_seconds(ended_s) - timeline.gpu_seconds(self._from_s)
+        duration_s = ended_s - self._from_s
         return Outcome(
             policy=self._policy.name,
             setting=self._setting.name,
@@ -126,13 +136,13 @@ class _Run:
             itl_p95=experienced.itl[1],
             itl_p99=experienced.itl[2],
             gpu_hours=gpu_s / 3600,
-            duration_s=ended_s,
+            duration_s=duration_s,
             scalings=self._scalings,
             starts=pool.orders - self._initial,
-            failed_starts=pool.failed_starts,
-            mean_replicas=gpu_s / ended_s if ended_s else float(self._initial),
-            peak_replicas=timeline.peak,
-            replicas=tuple(timeline.entries),
+            failed_starts=pool.failed_starts - self._failed_before,
+            mean_replicas=gpu_s / duration_s if duration_s else float(self._initial),
+            peak_replicas=timeline.peak(self._from_s),
+            replicas=timeline.since(self._from_s),
         )
 
     def _over(self, now: float) -> bool:
@@ -145,6 +155,8 @@ class _Run:
         if wanted is not None and setting.bounded(wanted) != pool.target:
             self._scalings += 1
             pool.resize(setting.bounded(wanted), now)
+        if now < self._from_s:
+            self._scalings, self._initial, self._failed_before = 0, pool.orders, pool.failed_starts
         if self._progress is not None:
             self._progress(min(1.0, now / self._trace_s) if self._trace_s else 1.0)
 
@@ -154,15 +166,30 @@ class Timeline:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.entries: list[Replicas] = []
-        self.peak = 0
+        self._entries: list[Replicas] = []
         self.note(0.0)
         pool.on_change = self.note
 
     def note(self, now: float) -> None:
         pool = self._pool
-        entry = Replicas(now, pool.target, len(pool.ready), len(pool.starting), len(pool.draining))
-        self.peak = max(self.peak, entry.ready + entry.starting + entry.draining)
-        if self.entries and self.entries[-1].at_s == now:
-            self.entries.pop()
-        self.entries.append(entry)
+        if self._entries and self._entries[-1].at_s == now:
+            self._entries.pop()
+        self._entries.append(Replicas(now, pool.target, len(pool.ready), len(pool.starting), len(pool.draining)))
+
+    def since(self, begin_s: float) -> tuple[Replicas, ...]:
+        """What there was at ``begin_s``, as of then, and every change after it."""
+        at = max(0, bisect_right(self._entries, begin_s, key=lambda entry: entry.at_s) - 1)
+        first = msgspec.structs.replace(self._entries[at], at_s=begin_s)
+        return (first, *self._entries[at + 1 :])
+
+    def peak(self, begin_s: float) -> int:
+        """The most replicas there were at once since ``begin_s``."""
+        return max(entry.replicas for entry in self.since(begin_s))
+
+    def gpu_seconds(self, end_s: float) -> float:
+        """What was paid for until ``end_s``."""
+        ends = [*(entry.at_s for entry in self._entries[1:]), end_s]
+        return sum(
+            entry.replicas * max(0.0, min(until, end_s) - entry.at_s)
+            for entry, until in zip(self._entries, ends, strict=True)
+        )
