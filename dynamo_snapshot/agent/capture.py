@@ -163,9 +163,9 @@ class Capture:
         self._on_publish()
 
     async def release_source(self) -> None:
-        """Undo: the source goes on as the incarnation that it is."""
+        """Undo: the source goes on as the incarnation that it is, unless it is being ended."""
         source = self._replica
-        if not source.released and source.exit is None:
+        if not source.released and source.exit is None and source.ending is None:
             source.let_go(self._node.release_environment(source))
 
     async def thaw_source(self) -> None:

@@ -199,15 +199,16 @@ class Orders:
     async def _stop_work_on(self, order: Order) -> bool:
         """Takes back what is being made or captured of the order's replica; returns whether anything was."""
         stopped = False
+        cancelled = (Reason.CANCELLED, order.reason or f"by a {order.kind}")
         replica = self._node.replicas.get(order.replica_id)
         published = replica is not None and replica.released  # beside the source, which is not needed for it any more
-        # The capture first: it lets its source go on, and that is the maker's then.
+        if replica is not None and self._makers.get(order.replica_id) in self._tasks:
+            replica.ending = cancelled  # a capture that is taken back does not let it go on any more
+        # The capture first: until it is over the source is not the maker's.
         for at_work in (self._makers,) if published else (self._captures, self._makers):
             order_id = at_work.get(order.replica_id, "")
             if task := self._tasks.get(order_id):
-                self._cancelled[order_id] = (Reason.CANCELLED, order.reason or f"by a {order.kind}")
-                if replica is not None and at_work is self._makers:
-                    replica.ending = self._cancelled[order_id]
+                self._cancelled[order_id] = cancelled
                 task.cancel()
                 await asyncio.wait({task})
                 stopped = True
