@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -70,6 +71,32 @@ def test_a_segment_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         os.pwrite(descriptor, bytes(4096), 0)
     assert store.holds("d" * 64, 4096)
     assert os.listdir(store.folder) == ["d" * 64]
+
+
+def test_of_two_that_write_the_same_segment_the_first_one_stays(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path)
+    with store.writing("d" * 64, 4096) as first:
+        with store.writing("d" * 64, 4096) as second:
+            os.pwrite(second, b"2" * 4096, 0)
+        published = store.path("d" * 64).stat()
+        os.pwrite(first, b"1" * 4096, 0)
+    assert store.path("d" * 64).stat() == published, "nothing of it changed, not even a time stamp"
+    assert [path.name for path in tmp_path.iterdir()] == ["d" * 64]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_segment_of_another_size_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def no_link(staged: str, path: Path) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    store = SegmentStore(tmp_path)
+    store.path("d" * 64).write_bytes(b"truncated")
+    with store.writing("d" * 64, 4096) as descriptor:
+        os.pwrite(descriptor, b"1" * 4096, 0)
+    assert store.path("d" * 64).read_bytes() == b"1" * 4096
+    assert [path.name for path in tmp_path.iterdir()] == ["d" * 64]
 
 
 def test_a_truncated_segment_is_refused(tmp_path: Path) -> None:
