@@ -99,7 +99,8 @@ class Slots:
             return None
         slots = max(1.0, self._held(service))
         base, slope = self._residence(service, answer)
-        return Limit(slots, base + slope * slots)
+        residence_s = base + slope * slots
+        return Limit(slots, residence_s) if residence_s > 0 else None  # engines that tell nothing of decoding
 
     def arrivals(self, steps: Iterable[Step], elapsed_s: float, service: Service, answer: float) -> tuple[float, Slots]:
         """Requests that came in ``elapsed_s``: as many as there are more now, and as many as left since.

@@ -226,6 +226,17 @@ def test_what_was_unreadable_at_the_tick_before_poisons_nothing() -> None:
     assert math.isfinite(slots.debt)
 
 
+def test_engines_that_tell_nothing_of_decoding_have_no_limit() -> None:
+    """How long a request stays is not known then: nothing is divided by it."""
+    prefills = Service(prefills=50, prefill_tokens=50_000, prefill_s=2.5)
+    before = engine(queued_tokens=0.0, decode_requests=0.0, decode_kv_tokens=0.0)
+    slots = NOTHING
+    for _ in range(10):
+        slots = learn(slots, [(before, replace(before, sequence=120), 0.0)], 1.0, prefills)
+    assert slots.believed
+    assert slots.limit(prefills, 20.0) is None
+
+
 def test_arrivals_are_what_is_there_more_and_what_has_left() -> None:
     slots = stalls(20)
     limit = slots.limit(KNOWN, 20.0)
