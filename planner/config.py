@@ -56,6 +56,8 @@ def planner_config(
     fleet_status_nats: str | None = None,
     fleet_status_subject: str | None = None,
     decision_log_path: str | None = None,
+    learnt_path: str | None = None,
+    learnt_of: str | None = None,
     control_api_port: int = 0,
     metrics_port: int = 0,
 ) -> dict[str, Any]:
@@ -77,6 +79,8 @@ def planner_config(
             the planner's ``NATS_SERVER``.
         parked_most: replicas of one role that hints may ask to keep parked.
         advisory: decide and log, but change nothing.
+        learnt_path: a file that keeps what is learnt for the planner's next start; of this planner alone.
+        learnt_of: which engines that is learnt of, in any words; None: the model and its backend.
         control_api_port: Dynamo's API for changing bounds at run time, on localhost; 0: off.
         metrics_port: Dynamo's Prometheus metrics of the planner; 0: off.
 
@@ -108,6 +112,8 @@ def planner_config(
         "fleet_status_nats": fleet_status_nats,
         "fleet_status_subject": fleet_status_subject,
         "decision_log_path": decision_log_path,
+        "learnt_path": learnt_path,
+        "learnt_of": None if learnt_path is None else learnt_of or f"{model_name} on {backend}",
         "advisory": advisory or None,
         **_hint_options(namespace, known, Hinting.NONE if advisory else Hinting(hints), parked_most),
     }

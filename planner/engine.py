@@ -14,7 +14,8 @@ from planner.context import ids, observation
 from planner.fleet_status import FleetStatusFile, FleetStatusSource, FleetStatusSubject, NoFleetStatus, pool_view
 from planner.hint_sender import HintSender, NatsHintSender, NoHintSender
 from planner.hints import NO_HINTS, Hinting, HintMemory, HintPolicy
-from planner.joint import JointPolicy
+from planner.joint import JointPolicy, Memories
+from planner.learnt_file import LearntFile
 from planner.observation import Observation, Role
 from planner.policy import Action, Proposal
 from planner.records import DecisionLog, beginning, record
@@ -35,6 +36,7 @@ class ScalingEngine:
         fleet_status: where the fleet's status comes from.
         decisions: where records go.
         hint_policy, hints: what is asked for beside the decisions, and where that goes.
+        learnt: what a planner before has learnt, and where this one keeps it for the next.
         fleet_status_max_age_s: an older status counts as none.
         clock: monotonic seconds, for the policy.
         wall_clock: seconds since the epoch, for records and the age of the fleet's status.
@@ -48,6 +50,7 @@ class ScalingEngine:
         *,
         hint_policy: HintPolicy = NO_HINTS,
         hints: HintSender | None = None,
+        learnt: LearntFile | None = None,
         fleet_status_max_age_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -60,7 +63,9 @@ class ScalingEngine:
         self._fleet_status_max_age_s = fleet_status_max_age_s
         self._clock = clock
         self._wall_clock = wall_clock
-        self.reset()
+        self._learnt = learnt or LearntFile(None)
+        self._meant: dict[Role, Proposal] = {}
+        self._begin(self._learnt.begin(policy, wall_clock()))
 
     async def start(self) -> None:
         await self._fleet_status.start()
@@ -69,14 +74,23 @@ class ScalingEngine:
     async def close(self) -> None:
         await self._fleet_status.close()
         await self._hints.close()
+        await self._learnt.close(self._policy, self._sound(), self._wall_clock())
 
     def reset(self) -> None:
-        """Forgets everything: the next tick is a protective start."""
-        self._meant: dict[Role, Proposal] = {}
-        self._begin()
+        """Forgets everything, what is kept for the next start too: the next tick is a protective start."""
+        self._meant = {}
+        self._forget("the planner was told to forget")
 
-    def _begin(self) -> None:
-        self._memories = self._policy.fresh()
+    def _forget(self, why: str) -> None:
+        self._learnt.forget(why)
+        self._begin(self._policy.fresh())
+
+    def _sound(self) -> Memories | None:
+        """What is remembered; None: it may be why decisions fail."""
+        return self._memories if self._failing_since is None else None
+
+    def _begin(self, memories: Memories) -> None:
+        self._memories = memories
         self._hint_memory = HintMemory()
         self._run = uuid.uuid4().hex[:12]
         self._tick = 0
@@ -90,6 +104,8 @@ class ScalingEngine:
             role: observation(context, role, pool_view(status, role, wall, self._fleet_status_max_age_s))
             for role in self._policy.policies
         }
+        self._forget_what_fails(now)
+        before = self._memories
         proposals = self._decided(seen, now)
         # What is proposed for one tick, only to be said again, is no size to have something ready beside.
         meant = {role: each for role, each in proposals.items() if self._memories[role].insisted_at != now}
@@ -99,7 +115,8 @@ class ScalingEngine:
             self._hints.tell(hint)
         self._tick += 1
         if self._decisions.enabled:
-            begins = [beginning(wall, self._run, self._policy)] if self._tick == 1 else []
+            first = self._tick == 1 or self._decisions.moved
+            begins = [beginning(wall, self._run, self._policy, before, self._tick - 1)] if first else []
             entries = (
                 record(
                     wall,
@@ -119,12 +136,17 @@ class ScalingEngine:
                 log.warning("%s: the fleet was told %s: is there another planner?", role.value, proposal.replicas)
             level = logging.DEBUG if proposal.action in (Action.HOLD, Action.NOTHING) else logging.INFO
             log.log(level, "%s: %s", role.value, proposal.reason)
+        sound = self._sound()
+        if sound is not None:
+            self._learnt.keep(self._policy, sound, now, wall)
         return list(proposals.values())
+
+    def _forget_what_fails(self, now: float) -> None:
+        if self._failing_since is not None and now - self._failing_since >= FORGET_S:
+            self._forget(f"decisions have failed for {FORGET_S:.0f} s, maybe for what is remembered")
 
     def _decided(self, seen: Mapping[Role, Observation], now: float) -> dict[Role, Proposal]:
         """What the policy says, or what was said before where it fails: silence Dynamo takes for what is ready now."""
-        if self._failing_since is not None and now - self._failing_since >= FORGET_S:
-            self._begin()
         try:
             proposals, self._memories = self._policy.decide(seen, self._memories, now)
         except Exception as error:
@@ -150,6 +172,8 @@ def engine_from_options(
     fleet_status_subject: str | None = None,
     fleet_status_max_age_s: float = 10.0,
     decision_log_path: str | None = None,
+    learnt_path: str | None = None,
+    learnt_of: str = "",
     gpu_budget: int | None = None,
     gpus_per_replica: Mapping[str, int] | None = None,
     advisory: bool = False,
@@ -166,6 +190,8 @@ def engine_from_options(
         advisory: whether Dynamo's planner carries nothing out, so that the fleet never shows what is decided here.
         fleet_status_path: the file that the fleet controller writes; it wins over NATS.
         fleet_status_nats: URL of the NATS server, with ``fleet_status_subject``.
+        learnt_path: what is learnt is kept there for the next start; None: it ends with the planner.
+        learnt_of: which engines the planner scales, in any words; what was learnt of others is not used.
         hints: ``none``, ``prefetch`` or ``park``; the latter two need ``hints_subject``.
         hints_nats: URL of the NATS server; None: that of ``NATS_SERVER``.
         parked_least, parked_most: replicas that a hint asks to keep parked, the least by role.
@@ -193,6 +219,7 @@ def engine_from_options(
         DecisionLog(Path(decision_log_path) if decision_log_path else None),
         hint_policy=hint_policy,
         hints=_hint_sender(hint_policy.hinting, hints_nats or os.environ.get(NATS_ENV), hints_subject),
+        learnt=LearntFile(Path(learnt_path) if learnt_path else None, learnt_of),
         fleet_status_max_age_s=fleet_status_max_age_s,
     )
 

@@ -1,13 +1,14 @@
 """Decision records: one line of JSON a tick and role, with what was seen, what was predicted and the reason.
 
 A log can be decided anew: each run, from the plugin's start or reset to the next, begins with a line that holds
-the policy (:func:`beginning`), each record has its run, its tick and the whole observation, and
-:func:`read_observation` and the record's ``now`` are what ``decide`` was given. NaN and infinity, which JSON does
-not know, come back as None; the policy takes all three for unreadable.
+the policy and what it remembers (:func:`beginning`), and so does each file that a run goes on in. Each record has its
+run, its tick and the whole observation, and :func:`read_observation` and the record's ``now`` are what ``decide`` was
+given. NaN and infinity, which JSON does not know, come back as None; the policy takes all three for unreadable.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 from collections.abc import Mapping
@@ -19,8 +20,9 @@ import msgspec
 
 from dynamo_snapshot.model import PoolHint
 from planner.forecast import Forecast
-from planner.joint import JointPolicy
-from planner.observation import EngineSample, Observation, PoolView, Starting
+from planner.joint import JointPolicy, Memories, RoleMemory
+from planner.learnt import plain
+from planner.observation import EngineSample, Observation, PoolView, Role, Starting
 from planner.policy import Proposal
 from planner.source import code
 
@@ -41,13 +43,37 @@ _NUMBERS = (
 """Fields of a sample after its identity and sequence number, in the order in which a record holds them."""
 
 
-def beginning(at: float, run: str, policy: JointPolicy) -> dict[str, Any]:
-    """The line before the first decisions of ``run``: the policy, and the digest of its code.
+def beginning(at: float, run: str, policy: JointPolicy, memories: Memories, tick: int = 0) -> dict[str, Any]:
+    """The line before the first decisions of ``run`` in a file: the policy, the digest of its code, what it remembers.
 
     Args:
         at: wall-clock seconds.
+        memories: before those decisions; fresh ones are left out.
+        tick: of the decisions before, which are elsewhere; 0: there were none.
     """
-    return {"at": at, "run": run, "begins": {"code": code(), "policy": policy.plain()}}
+    begins: dict[str, Any] = {"code": code(), "policy": policy.plain()}
+    if tick or memories != policy.fresh():
+        # Times that never were are minus infinity, which JSON does not know.
+        packed = msgspec.msgpack.encode(memories, enc_hook=plain)
+        begins |= {"tick": tick, "memories": base64.b85encode(packed).decode()}
+    return {"at": at, "run": run, "begins": begins}
+
+
+def read_beginning(entry: Mapping[str, Any]) -> tuple[JointPolicy, Memories, int]:
+    """Returns the policy of a :func:`beginning`, what it remembers, and the tick before; a fresh run's if none is told.
+
+    Raises:
+        KeyError, TypeError, ValueError: the line holds no such thing.
+    """
+    begins = entry["begins"]
+    policy = JointPolicy.of(**begins["policy"])
+    if "memories" not in begins:
+        return policy, policy.fresh(), 0
+    packed = base64.b85decode(begins["memories"])
+    memories = msgspec.msgpack.decode(packed, type=dict[Role, RoleMemory])
+    if memories.keys() != policy.policies.keys():
+        raise ValueError(f"it remembers {', '.join(sorted(memories)) or 'nothing'}")
+    return policy, memories, int(begins["tick"])
 
 
 def record(
@@ -176,10 +202,16 @@ class DecisionLog:
         self._path = path
         self._max_bytes = max_bytes
         self._failing = False
+        self._moved = False
 
     @property
     def enabled(self) -> bool:
         return self._path is not None
+
+    @property
+    def moved(self) -> bool:
+        """Whether what was written last has been moved away, so that the next entry is the first of its file."""
+        return self._moved
 
     def write(self, *entries: dict[str, Any]) -> None:
         """Appends them, not to be parted by those of another planner."""
@@ -189,7 +221,8 @@ class DecisionLog:
             with self._path.open("ab") as file:
                 file.write(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
                 size = file.tell()
-            if size >= self._max_bytes:
+            self._moved = size >= self._max_bytes
+            if self._moved:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
             self._failing = False
         except (OSError, TypeError) as error:

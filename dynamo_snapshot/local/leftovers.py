@@ -22,10 +22,11 @@ from dynamo_snapshot.agent.house import MARK, MOUNT_POINT
 from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.agent.process import wait_pid
 from dynamo_snapshot.agent.teardown import teardown
-from dynamo_snapshot.local.processes import RUNTIME_DIR_TAG
+from dynamo_snapshot.local.processes import LEARNT, RUNTIME_DIR_TAG
 
-KEPT = ("logs", MOUNT_POINT.name)
-"""Entries of the runtime folder that stay: people read logs, and another fleet's houses may use the mount point."""
+KEPT = ("logs", LEARNT, MOUNT_POINT.name)
+"""Entries of the runtime folder that stay: people read logs, the next planner goes on with what was learnt, and another
+fleet's houses may use the mount point."""
 
 
 KILL_TIMEOUT_S = 10.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from planner.config import RoleBounds, built_in_planner_config, planner_config
 
 FLEET_STATUS = "fleet-status.json"
 DECISION_LOG = "decisions.jsonl"
+LEARNT = "learnt.json"
 RUNTIME_DIR_TAG = "DYNAMO_SNAPSHOT_RUNTIME_DIR"
 """Set for every process of a fleet, so that what is left of one can be told from anything else."""
 
@@ -67,10 +70,20 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
         fleet_status_path=str(fleet.agent.runtime_dir / FLEET_STATUS),
         control_api_port=control_port,
         decision_log_path=str(fleet.agent.runtime_dir / DECISION_LOG),
+        learnt_path=str(fleet.agent.runtime_dir / LEARNT),
+        learnt_of=engines_of(fleet),
     )
     if section.policy is ScalingPolicy.SNAPSHOT:
         return with_plugin
     return built_in_planner_config(with_plugin, section.policy.removeprefix("dynamo-"))
+
+
+def engines_of(fleet: Fleet) -> str:
+    """The model, and a digest of all else that its workers run with: what is learnt of some holds for such ones."""
+    pools = sorted((pool.role.value, pool.worker) for pool in fleet.pools.values())
+    ways = [(role, worker.command, sorted(worker.environment.items()), worker.gpus) for role, worker in pools]
+    digest = hashlib.sha256(json.dumps([str(fleet.model.path), ways]).encode()).hexdigest()
+    return f"{fleet.model.name} ({digest[:12]})"
 
 
 def backend_of(command: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from dynamo_snapshot.agent.mounts import mount_points
 from dynamo_snapshot.local import leftovers
 from dynamo_snapshot.local.etcd import Etcd
 from dynamo_snapshot.local.keys import dynamo_prefixes
+from dynamo_snapshot.local.processes import LEARNT
 from dynamo_snapshot.local.tiny_model import write_tiny_model
 
 UP_S = 90.0
@@ -138,7 +139,7 @@ def test_up_serves_and_ctrl_c_leaves_nothing(
     assert "nothing left behind" in up.output.read_text()
     assert leftovers.processes(up.runtime_dir) == []
     assert mount_points(up.runtime_dir) == []
-    assert sorted(path.name for path in up.runtime_dir.iterdir()) == ["logs"]
+    assert {path.name for path in up.runtime_dir.iterdir()} - {LEARNT} == {"logs"}
     assert list(temporary.iterdir()) == []
 
 
@@ -184,7 +185,7 @@ def test_the_end_of_who_reads_takes_the_fleet_down(fleet_file: Path) -> None:
     assert up.wait(60) == 0
     runtime_dir = Path(yaml.safe_load(fleet_file.read_text())["agent"]["runtime_dir"])
     assert leftovers.count(runtime_dir) == []
-    assert sorted(path.name for path in runtime_dir.iterdir()) == ["logs"]
+    assert {path.name for path in runtime_dir.iterdir()} - {LEARNT} == {"logs"}
 
 
 def test_a_second_up_in_the_same_folder_is_refused(start_up: Callable[[], Up]) -> None:

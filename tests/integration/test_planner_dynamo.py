@@ -211,6 +211,42 @@ async def test_the_same_over_grpc_and_again_after_the_plugin_was_killed(world: W
     assert "unregistered" in (world.folder / "plugin-2.log").read_text()
 
 
+@pytest.mark.timeout(240)
+async def test_a_planner_that_was_killed_goes_on_with_what_it_learnt(world: World, frontend_url: str) -> None:
+    log, learnt = world.folder / "decisions.jsonl", world.folder / "learnt.json"
+    config = planner_config(
+        namespace=world.namespace,
+        model_name=world.namespace,
+        roles={"decode": RoleBounds(1, 3)},
+        tick_s=0.25,
+        ttft_objective_s=2.0,
+        decision_log_path=str(log),
+        learnt_path=str(learnt),
+    )
+    first = await start_planner(world, config)
+    await world.until(lambda: bool(decisions(world)), START_S)
+    assert decisions(world)[0]["forecast"] is None
+    requests = [TraceRequest(0.25 * number, 1500, 8) for number in range(150)]
+    async with meanwhile(acknowledge(world)):
+        assert (await LoadGenerator(requests, Endpoint(frontend_url, world.namespace)).run()).failed == 0
+        await world.until(learnt.exists)
+        first.send_signal(signal.SIGKILL)
+        await first.wait()
+        before = len(decisions(world))
+        second = await start_planner(world, config)
+        await world.until(lambda: len(decisions(world)) > before + 20, START_S)
+    second.send_signal(signal.SIGKILL)
+    await second.wait()
+
+    begins = decisions(world)[before]
+    assert (begins["action"], begins["tick"]) == ("start", 1)
+    assert begins["forecast"]["alike"] > 0
+    assert "going on with what was learnt until" in (world.folder / "planner.log").read_text()
+    found = verify(log)
+    assert found.holds, found.first
+    assert found.same == len(decisions(world))
+
+
 async def tell_of_the_fleet(path: Path) -> None:
     """A fleet controller's status, three times a second, as of a fleet that restores one replica after another."""
     while True:

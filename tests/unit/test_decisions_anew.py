@@ -178,13 +178,51 @@ def test_lines_that_were_taken_out_or_put_in_are_found(entries: list[dict[str, A
     assert "it has decisions for decode, decode, prefill, prefill" in said(decide_anew(twice))
 
 
+def of_versions_without(path: Path) -> None:
+    """Takes the beginnings out with which a run goes on in another file."""
+    for file in (path.with_name(path.name + ".1"), path):
+        lines = [line for line in file.read_bytes().splitlines() if "tick" not in json.loads(line).get("begins", {})]
+        file.write_bytes(b"\n".join(lines) + b"\n")
+
+
 def test_a_log_whose_beginning_was_moved_away_says_what_it_cannot_tell(tmp_path: Path) -> None:
     path = written(tmp_path / "log", max_bytes=60_000, resets=(50,))
+    of_versions_without(path)
     found = verify(path)
     assert found.holds
     assert found.same == 20
     assert 0 < found.without_beginning < 2 * TICKS
     assert "the beginning of their run is not in the log" in said(found)
+
+
+def test_a_run_is_decided_anew_from_where_a_file_goes_on_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", max_bytes=60_000)
+    kept = [json.loads(line) for name in ("log.1", "log") for line in (tmp_path / name).read_bytes().splitlines()]
+    assert "begins" in kept[0]
+    assert kept[0]["begins"]["tick"] > 0, "the beginning of the run has to be gone"
+    found = verify(path)
+    assert found.holds, found.first
+    assert (found.same, found.without_beginning) == (2 * (TICKS - kept[0]["begins"]["tick"]), 0)
+
+
+def test_what_is_missing_where_a_file_goes_on_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", max_bytes=60_000)
+    older = path.with_name("log.1")
+    older.write_bytes(b"".join(older.read_bytes().splitlines(keepends=True)[:-2]))
+    found = verify(path)
+    assert found.first is not None
+    assert "begins anew after tick" in found.first.what
+    assert not found.holds
+
+
+@pytest.mark.parametrize("memories", ["", "nonsense", "ü", None, 5])
+def test_a_memory_that_is_none_is_said(tmp_path: Path, memories: Any) -> None:
+    path = written(tmp_path / "log", max_bytes=60_000)
+    kept = [json.loads(line) for line in path.read_bytes().splitlines()]
+    kept[0]["begins"]["memories"] = memories
+    found = decide_anew(kept)
+    assert not found.holds
+    assert "the policy at the beginning of run" in said(found)
 
 
 def test_a_log_without_any_beginning_is_not_said_to_hold(entries: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Decides a log anew: the policy that stands in it, given what it saw, has to say what it said.
 
-That the log is whole is part of it. Each run begins with the policy and counts its ticks, so a line that was
-changed, taken out or put in shows, as does code that decides otherwise.
+That the log is whole is part of it. Each run begins with the policy and what it remembers, and counts its ticks, so a
+line that was changed, taken out or put in shows, as does code that decides otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dynamo_snapshot.replay.decisions.log import lines, no_decision
 from dynamo_snapshot.replay.decisions.sentences import clock
 from planner.joint import JointPolicy, Memories
 from planner.observation import Role
-from planner.records import read_observation
+from planner.records import read_beginning, read_observation
 from planner.records import record as planner_record
 from planner.source import code
 
@@ -61,7 +61,8 @@ class Verification:
     first: Difference | None = None
     """The first that did not, or the first place where the log is not whole."""
     without_beginning: int = 0
-    """Decisions whose run begins before the log, or of a version that wrote no beginning: they tell nothing."""
+    """Decisions whose run begins before the log, of a version that wrote no beginning into each file: they tell
+    nothing."""
     after_gap: int = 0
     """Decisions after lines that are missing: what the policy remembered by then is not known."""
     other_code: set[str] = field(default_factory=set)
@@ -95,7 +96,8 @@ def decide_anew(entries: Iterable[Mapping[str, Any]]) -> Verification:
         records = []
         for entry in group:
             if "begins" in entry:
-                runs[run] = _Run(found, entry)
+                if run not in runs or not runs[run].goes_on(entry):
+                    runs[run] = _Run(found, entry)
             elif "role" in entry:
                 records.append(entry)
         if not records:
@@ -116,14 +118,23 @@ class _Run:
         self._policy: JointPolicy | None = None
         self._memories: Memories = {}
         try:
-            told = beginning["begins"]
-            self._policy = JointPolicy.of(**told["policy"])
-            self._memories = self._policy.fresh()
-            if told["code"] != code():
-                found.other_code.add(str(told["code"]))
+            self._policy, self._memories, self._tick = read_beginning(beginning)
+            written_by = beginning["begins"]["code"]
+            if written_by != code():
+                found.other_code.add(str(written_by))
         except Exception as error:  # whatever stands in a line that was changed
             self._policy = None
             self._differs(beginning, f"the policy at the beginning of run {beginning.get('run')} is none: {error}")
+
+    def goes_on(self, beginning: Mapping[str, Any]) -> bool:
+        """Whether this run only goes on in another file there: what it remembers is known better than it is told."""
+        told = beginning["begins"]
+        tick = told.get("tick", 0) if isinstance(told, Mapping) else None
+        if self._policy is not None and tick != self._tick:
+            self._differs(
+                beginning, f"run {beginning.get('run')} begins anew after tick {tick}, but it is at {self._tick}"
+            )
+        return self._policy is not None and tick == self._tick
 
     def decide(self, tick: object, records: list[Mapping[str, Any]]) -> None:
         """Decides one tick's records anew."""
