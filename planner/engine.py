@@ -91,6 +91,8 @@ class ScalingEngine:
 
     def _begin(self, memories: Memories) -> None:
         self._memories = memories
+        self._untried = memories != self._policy.fresh()
+        """Whether it begins with what was learnt before, and nothing has been decided with that yet."""
         self._hint_memory = HintMemory()
         self._run = uuid.uuid4().hex[:12]
         self._tick = 0
@@ -142,7 +144,11 @@ class ScalingEngine:
         return list(proposals.values())
 
     def _forget_what_fails(self, now: float) -> None:
-        if self._failing_since is not None and now - self._failing_since >= FORGET_S:
+        if self._failing_since is None:
+            return
+        if self._untried:
+            self._forget("the first decision failed, maybe for what was learnt before")
+        elif now - self._failing_since >= FORGET_S:
             self._forget(f"decisions have failed for {FORGET_S:.0f} s, maybe for what is remembered")
 
     def _decided(self, seen: Mapping[Role, Observation], now: float) -> dict[Role, Proposal]:
@@ -154,7 +160,7 @@ class ScalingEngine:
                 log.exception("a decision failed; until one does not, what was proposed before is held")
                 self._failing_since = now
             return {role: self._held(role, error) for role in self._policy.policies}
-        self._failing_since = None
+        self._failing_since, self._untried = None, False
         return proposals
 
     def _held(self, role: Role, error: Exception) -> Proposal:

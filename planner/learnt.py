@@ -104,9 +104,13 @@ def decode(data: bytes) -> Record:
     Raises:
         ValueError: it is not what this code would have written.
     """
-    record = msgspec.json.decode(data, type=Record)
+    try:
+        record = msgspec.json.decode(data, type=Record)
+        content = msgspec.json.decode(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     _require_plausible(record)
-    if _whole(record) != msgspec.json.decode(data):
+    if _whole(record) != content:
         # What another version has more is dropped, what it has not is as by default: half of a state.
         raise ValueError("another version wrote it")
     return record

@@ -55,7 +55,7 @@ def beginning(at: float, run: str, policy: JointPolicy, memories: Memories, tick
     if tick or memories != policy.fresh():
         # Times that never were are minus infinity, which JSON does not know.
         packed = msgspec.msgpack.encode(memories, enc_hook=plain)
-        begins |= {"tick": tick, "memories": base64.b85encode(packed).decode()}
+        begins |= {"tick": tick, "memories": base64.b64encode(packed).decode()}
     return {"at": at, "run": run, "begins": begins}
 
 
@@ -69,7 +69,7 @@ def read_beginning(entry: Mapping[str, Any]) -> tuple[JointPolicy, Memories, int
     policy = JointPolicy.of(**begins["policy"])
     if "memories" not in begins:
         return policy, policy.fresh(), 0
-    packed = base64.b85decode(begins["memories"])
+    packed = base64.b64decode(begins["memories"], validate=True)
     memories = msgspec.msgpack.decode(packed, type=dict[Role, RoleMemory])
     if memories.keys() != policy.policies.keys():
         raise ValueError(f"it remembers {', '.join(sorted(memories)) or 'nothing'}")

@@ -181,9 +181,10 @@ def test_in_a_thread_of_its_own_it_is_the_same(path: Path) -> None:
         (b"{}", "missing required field `of`"),
         (b"\x00\xff nonsense", "is malformed"),
         (b" " * (MOST_BYTES + 1), "bytes, of"),
+        (b'{"x":' + b"[" * 100_000, "it is nested too deeply"),
         (b'{"of":"engines","at":1.0,"roles":{}}', "it is 1 hours away"),
     ],
-    ids=["empty", "another", "nonsense", "huge", "old"],
+    ids=["empty", "another", "nonsense", "huge", "deep", "old"],
 )
 def test_a_file_of_no_use_is_set_aside_with_a_word(
     path: Path, content: bytes, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -307,6 +308,18 @@ def test_what_may_be_why_decisions_fail_is_neither_kept_nor_brought_back(
     assert not path.exists()
     Troubled.failing = False
     assert not Planner(path).knows()
+
+
+def test_where_the_first_decision_fails_the_next_is_made_without_what_was_learnt(
+    path: Path, kept: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner = Planner(path)
+    Troubled.failing = True
+    assert planner.run(1).replicas is None
+    Troubled.failing = False
+    assert not planner.knows()
+    (line,) = said(caplog)
+    assert "the first decision failed, maybe for what was learnt before; it is now learnt.json.set-aside" in line
 
 
 def test_a_log_over_restarts_is_decided_anew_the_same(path: Path, tmp_path: Path) -> None:
