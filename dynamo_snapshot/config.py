@@ -260,6 +260,12 @@ class Planner(Section):
         None, description="Lower need must be confirmed for this long; none: 4 with a ttft_objective_s, 20 without."
     )
     headroom_replicas: int = Field(0, ge=0, description="Replicas kept beyond the need.")
+    gpu_budget: int | None = Field(
+        None,
+        ge=1,
+        description="GPUs that all pools' targets together may take, each replica its worker's `gpus`, which every "
+        "pool then has to set; none: only max_replicas bounds a pool.",
+    )
     hints: Hints = Field(
         Hints.NONE,
         description="What is had ready for what may come but is not worth a replica that serves. prefetch: snapshots "
@@ -277,6 +283,12 @@ class Planner(Section):
     def _predicts(self) -> Planner:
         if self.hints is not Hints.NONE and self.ttft_objective_s is None:
             raise ValueError(f"hints: {self.hints} needs a ttft_objective_s: without one nothing is predicted")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_budget(self) -> Planner:
+        if self.gpu_budget is not None and self.policy is not ScalingPolicy.SNAPSHOT:
+            raise ValueError(f"policy: {self.policy} keeps no gpu_budget: remove it, or take policy: snapshot")
         return self
 
 
@@ -312,6 +324,39 @@ class Fleet(Section):
             if roles.count(role) > 1:
                 raise ValueError(f"{roles.count(role)} pools have role {role}; the planner knows one pool a role")
         return value
+
+    @field_validator("planner")
+    @classmethod
+    def _payable(cls, value: Planner, fields: ValidationInfo) -> Planner:
+        pools: dict[str, Pool] | None = fields.data.get("pools")  # not there where they are wrong themselves
+        if value.gpu_budget is not None and pools is not None:
+            _require_payable(value.gpu_budget, pools)
+        return value
+
+
+def _require_payable(gpu_budget: int, pools: Mapping[str, Pool]) -> None:
+    # A worker that is assigned none, by default, may be one that takes whatever GPU it finds.
+    untold = [f"pools.{name}.worker.gpus" for name, pool in pools.items() if "gpus" not in pool.worker.model_fields_set]
+    if untold:
+        raise ValueError(
+            f"gpu_budget counts each worker's gpus, and some are not told: set {', '.join(untold)}, "
+            "to 0 where none is used"
+        )
+    cost = {name: pool.worker.gpus for name, pool in pools.items()}
+    if not any(cost.values()):
+        raise ValueError("gpu_budget bounds nothing, as worker.gpus of every pool is 0: remove it; max_replicas bounds")
+    least = sum(pool.min_replicas * cost[name] for name, pool in pools.items())
+    if gpu_budget < least:
+        raise ValueError(
+            f"gpu_budget ({gpu_budget}) is below the {least} GPUs that the pools' min_replicas take: "
+            "raise it, or lower a min_replicas"
+        )
+    for name, pool in pools.items():
+        if pool.min_replicas == 0 and gpu_budget < least + cost[name]:
+            raise ValueError(
+                f"gpu_budget ({gpu_budget}) is below the {least + cost[name]} GPUs that the pools' min_replicas and a "
+                f"first replica of {name} take: raise it, or {name} never has one"
+            )
 
 
 def _server_url(configured: str, environment: Mapping[str, str], variable: str) -> str | None:

@@ -27,12 +27,14 @@ NEVER_S = 10 * 365 * 24 * 3600
 
 @dataclass(frozen=True)
 class RoleBounds:
-    """How few and how many replicas one role may have."""
+    """How few and how many replicas one role may have, and what one takes."""
 
     min_replicas: int = 1
     max_replicas: int = 8
     parked: int = 0
     """Kept parked by the pool's own setting; a hint never asks for fewer."""
+    gpus: int | None = None
+    """That one replica takes; None: not known, which a ``gpu_budget`` refuses."""
 
 
 def planner_config(
@@ -51,6 +53,7 @@ def planner_config(
     miss_cost_s: float = 10.0,
     hints: str = Hinting.NONE,
     parked_most: int = HintPolicy.parked_most,
+    gpu_budget: int | None = None,
     advisory: bool = False,
     fleet_status_path: str | None = None,
     fleet_status_nats: str | None = None,
@@ -78,6 +81,7 @@ def planner_config(
         hints: ``none``, ``prefetch`` or ``park``: what is asked of the fleet beside the decisions, over NATS, at
             the planner's ``NATS_SERVER``.
         parked_most: replicas of one role that hints may ask to keep parked.
+        gpu_budget: GPUs that all roles together may take; None: no bound but each role's own.
         advisory: decide and log, but change nothing.
         learnt_path: a file that keeps what is learnt for the planner's next start; of this planner alone.
         learnt_of: which engines that is learnt of, in any words; None: the model and its backend.
@@ -115,6 +119,7 @@ def planner_config(
         "learnt_path": learnt_path,
         "learnt_of": None if learnt_path is None else learnt_of or f"{model_name} on {backend}",
         "advisory": advisory or None,
+        **_budget_options(gpu_budget, known),
         **_hint_options(namespace, known, Hinting.NONE if advisory else Hinting(hints), parked_most),
     }
     return {
@@ -161,6 +166,13 @@ def planner_config(
 def hints_subject(namespace: str) -> str:
     """The NATS subject on which the fleet of a Dynamo namespace listens for hints."""
     return f"dynamo_snapshot.{namespace}.scaling_hint"
+
+
+def _budget_options(gpu_budget: int | None, roles: Mapping[Role, RoleBounds]) -> dict[str, Any]:
+    if gpu_budget is None:
+        return {}
+    gpus = {role.value: bounds.gpus for role, bounds in roles.items() if bounds.gpus is not None}
+    return {"gpu_budget": gpu_budget, "gpus_per_replica": gpus}
 
 
 def _hint_options(namespace: str, roles: Mapping[Role, RoleBounds], hints: Hinting, parked_most: int) -> dict[str, Any]:

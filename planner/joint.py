@@ -51,23 +51,26 @@ class JointPolicy:
     """Decides for each role that has a policy; roles without one get no proposal.
 
     Raises:
-        ValueError: for a budget without the cost of each role, or below what the minimums need.
+        ValueError: for a budget without the cost of each role, of roles that all cost nothing, or below what the
+            minimums need.
     """
 
     policies: Mapping[Role, LoadPolicy]
     gpu_budget: int | None = None
     """GPUs that all roles together may use; None: no bound but each role's own."""
     gpus_per_replica: Mapping[Role, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Needed with a budget: an unknown cost is never taken for none."""
+    """Needed with a budget: an unknown cost is never taken for none. A role of 0 is not bound by the budget."""
     insists: bool = True
     """Whether a wish that somebody else overwrote is said again; not where nobody carries wishes out."""
 
     def __post_init__(self) -> None:
         if self.gpu_budget is None:
             return
-        unknown = [role.value for role in self.policies if self.gpus_per_replica.get(role, 0) < 1]
+        unknown = [role.value for role in self.policies if self.gpus_per_replica.get(role, -1) < 0]
         if unknown:
-            raise ValueError(f"gpu_budget needs gpus_per_replica of at least 1 for {', '.join(unknown)}")
+            raise ValueError(f"gpu_budget needs gpus_per_replica of at least 0 for {', '.join(unknown)}")
+        if not any(self.gpus_per_replica[role] for role in self.policies):
+            raise ValueError("gpu_budget bounds nothing: gpus_per_replica is 0 for every role")
         least = sum(policy.min_replicas * self.gpus_per_replica[role] for role, policy in self.policies.items())
         if self.gpu_budget < least:
             raise ValueError(f"gpu_budget {self.gpu_budget} is below the {least} GPUs that the minimums need")
@@ -152,7 +155,7 @@ class JointPolicy:
                 proposal.forecast.choices if proposal.forecast else (),
             )
             for role, proposal in proposals.items()
-            if proposal.replicas is not None
+            if proposal.replicas is not None and self.gpus_per_replica[role] > 0
         }
         given = allocate(wants, budget)
         return {

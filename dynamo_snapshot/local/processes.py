@@ -50,7 +50,8 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
     """What Dynamo's planner is to read: with our plugin in it, unless the fleet wants Dynamo's own scaling."""
     section = fleet.planner
     bounds = {
-        pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas, pool.parked) for pool in fleet.pools.values()
+        pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas, pool.parked, pool.worker.gpus)
+        for pool in fleet.pools.values()
     }
     with_plugin = planner_config(
         namespace=fleet.namespace,
@@ -66,6 +67,7 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
         headroom_replicas=section.headroom_replicas,
         hints=section.hints,
         parked_most=section.parked_most,
+        gpu_budget=section.gpu_budget,
         advisory=section.advisory,
         fleet_status_path=str(fleet.agent.runtime_dir / FLEET_STATUS),
         control_api_port=control_port,

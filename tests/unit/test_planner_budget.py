@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_fleet import KNOBS, context, message
 
+from dynamo_snapshot.config import load_fleet
+from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local.processes import planner_configuration
+from planner.config import RoleBounds, planner_config, plugin_options
 from planner.engine import engine_from_options
 from planner.joint import JointPolicy
 from planner.observation import Role
@@ -19,10 +24,11 @@ ROLES = {"decode": KNOBS, "prefill": KNOBS}
 @pytest.mark.parametrize(
     ("gpus", "text"),
     [
-        (None, "gpu_budget needs gpus_per_replica of at least 1 for decode, prefill"),
-        ({}, "gpu_budget needs gpus_per_replica of at least 1 for decode, prefill"),
-        ({"decode": 1}, "gpu_budget needs gpus_per_replica of at least 1 for prefill"),
-        ({"decode": 1, "prefill": 0}, "gpu_budget needs gpus_per_replica of at least 1 for prefill"),
+        (None, "gpu_budget needs gpus_per_replica of at least 0 for decode, prefill"),
+        ({}, "gpu_budget needs gpus_per_replica of at least 0 for decode, prefill"),
+        ({"decode": 1}, "gpu_budget needs gpus_per_replica of at least 0 for prefill"),
+        ({"decode": 1, "prefill": -1}, "gpu_budget needs gpus_per_replica of at least 0 for prefill"),
+        ({"decode": 0, "prefill": 0}, "gpu_budget bounds nothing"),
         ({"decode": 5, "prefill": 4}, "gpu_budget 8 is below the 9 GPUs that the minimums need"),
         ({"decoder": 1, "prefill": 1}, "decoder"),
     ],
@@ -38,7 +44,7 @@ loads = st.one_of(st.none(), st.integers(0, 60))
 @given(
     st.lists(st.tuples(loads, loads, st.integers(0, 3)), min_size=1, max_size=30),
     st.integers(3, 40),
-    st.integers(1, 2),
+    st.integers(0, 2),
 )
 def test_all_roles_together_stay_within_the_budget(
     ticks: list[tuple[int | None, int | None, int]], budget: int, gpus: int
@@ -69,6 +75,14 @@ def test_a_cut_is_told_with_its_budget() -> None:
     assert "2 of 8 within the budget of 8 GPUs" in prefill.reason
 
 
+def test_a_role_that_costs_nothing_gets_its_wish_and_takes_nothing_from_others() -> None:
+    engine = engine_from_options(ROLES, gpu_budget=3, gpus_per_replica={"decode": 1, "prefill": 0})
+    engines = {"1/0": message(1, 32)}
+    decode, prefill = engine.propose(context(1, engines, 1, engines))
+    assert (decode.replicas, prefill.replicas) == (3, 8)
+    assert "within the budget" not in prefill.reason
+
+
 def test_a_role_that_tells_nothing_is_counted_with_its_most() -> None:
     engine = engine_from_options(ROLES, gpu_budget=11, gpus_per_replica={"decode": 1, "prefill": 1})
     decode, prefill = engine.propose(context(1, {"1/0": message(1, 32)}, None, {}))
@@ -79,3 +93,100 @@ def test_a_role_that_tells_nothing_is_counted_with_its_most() -> None:
 def test_the_same_options_make_the_same_policy_whoever_reads_them() -> None:
     policy = JointPolicy.of(ROLES, 11, {"decode": 1, "prefill": 2})
     assert JointPolicy.of(**policy.plain()) == policy
+
+
+# How it is configured
+
+FLEET = """\
+model: {name: tiny, path: model}
+agent: {runtime_dir: FOLDER}
+pools:
+  decode: {min_replicas: 1, max_replicas: 8, worker: {command: [python], gpus: 1}}
+  prefill: {role: prefill, min_replicas: 1, max_replicas: 8, worker: {command: [python], gpus: 2}}
+planner: {gpu_budget: 9}
+"""
+
+
+def options(folder: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+    """The plugin's options of :data:`FLEET`, changed."""
+    text = FLEET.replace("FOLDER", str(folder))
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    path = folder / "fleet.yaml"
+    path.write_text(text)
+    return plugin_options(planner_configuration(load_fleet(path)))
+
+
+def test_pools_of_a_fleets_file_stay_within_its_budget(tmp_path: Path) -> None:
+    engine = engine_from_options(**options(tmp_path))
+    sizes = []
+    for tick, requests in enumerate((4, 12, 32, 60)):
+        engines = {"1/0": message(tick, requests)}
+        decode, prefill = engine.propose(context(1, engines, 1, engines))
+        sizes.append((decode.replicas, prefill.replicas))
+    assert sizes == [(1, 1), (3, 3), (3, 3), (3, 3)]
+    assert "3 of 8 within the budget of 9 GPUs" in decode.reason
+    assert "3 of 8 within the budget of 9 GPUs" in prefill.reason
+
+
+def test_without_a_budget_in_the_fleets_file_each_pool_has_its_own_bound_alone(tmp_path: Path) -> None:
+    without = ("planner: {gpu_budget: 9}", "planner: {}")
+    made = options(tmp_path, without, ("gpus: 1", "gpus: 0"), (", gpus: 2", ""))
+    assert not {"gpu_budget", "gpus_per_replica"} & made.keys()
+    engines = {"1/0": message(1, 32)}
+    assert [each.replicas for each in engine_from_options(**made).propose(context(1, engines, 1, engines))] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            [(", gpus: 2", "")],
+            "gpu_budget counts each worker's gpus, and some are not told: "
+            "set pools.prefill.worker.gpus, to 0 where none is used",
+        ),
+        ([(", gpus: 2", ""), (", gpus: 1", "")], "set pools.decode.worker.gpus, pools.prefill.worker.gpus, to 0"),
+        ([("gpus: 2", "gpus: 0"), ("gpus: 1", "gpus: 0")], "worker.gpus of every pool is 0: remove it"),
+        (
+            [("gpu_budget: 9", "gpu_budget: 2")],
+            "gpu_budget (2) is below the 3 GPUs that the pools' min_replicas take: raise it, or lower a min_replicas",
+        ),
+        (
+            [("gpu_budget: 9", "gpu_budget: 2"), ("prefill, min_replicas: 1", "prefill, min_replicas: 0")],
+            "gpu_budget (2) is below the 3 GPUs that the pools' min_replicas and a first replica of prefill take: "
+            "raise it, or prefill never has one",
+        ),
+        (
+            [("gpu_budget: 9", "gpu_budget: 9, policy: dynamo-throughput")],
+            "policy: dynamo-throughput keeps no gpu_budget: remove it, or take policy: snapshot",
+        ),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused_with_its_field_and_a_remedy(
+    tmp_path: Path, changes: list[tuple[str, str]], text: str
+) -> None:
+    with pytest.raises(SnapshotError) as caught:
+        options(tmp_path, *changes)
+    (line,) = caught.value.message.splitlines()
+    assert line.startswith(f"{tmp_path}/fleet.yaml:6: planner: ")
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("gpu_budget: 9", "gpu_budget: 3")],
+        [("gpu_budget: 9", "gpu_budget: 1"), ("gpus: 2", "gpus: 0")],
+        [("gpu_budget: 9", "gpu_budget: 3"), ("prefill, min_replicas: 1", "prefill, min_replicas: 0")],
+    ],
+)
+def test_what_the_fleets_file_accepts_the_plugin_accepts(tmp_path: Path, changes: list[tuple[str, str]]) -> None:
+    engine_from_options(**options(tmp_path, *changes))
+
+
+def test_a_role_whose_cost_is_not_told_is_refused_by_the_plugin() -> None:
+    roles = {"decode": RoleBounds(gpus=1), "prefill": RoleBounds()}
+    made = plugin_options(planner_config(namespace="n", model_name="m", roles=roles, gpu_budget=8))
+    with pytest.raises(ValueError, match="at least 0 for prefill"):
+        engine_from_options(**made)
