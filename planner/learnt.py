@@ -95,7 +95,7 @@ def encode(record: Record) -> bytes:
         ValueError: naming a number that is none, which nobody could go on with.
     """
     _require_plausible(record)
-    return msgspec.json.encode(record, enc_hook=plain)
+    return msgspec.json.encode(record, enc_hook=unfrozen)
 
 
 def decode(data: bytes) -> Record:
@@ -125,7 +125,7 @@ def _whole(value: Any) -> Any:
     return [_whole(inner) for inner in value] if isinstance(value, tuple) else value
 
 
-def plain(value: Any) -> Any:
+def unfrozen(value: Any) -> Any:
     """For msgspec, which knows no read-only mappings."""
     if isinstance(value, MappingProxyType):
         return dict(value)

@@ -9,7 +9,7 @@ from dynamo_snapshot.replay.comparison.rows import Row
 
 @dataclass(frozen=True)
 class Size:
-    """How many replicas there are from ``at`` on, seconds into the half."""
+    """How many replicas there are from ``at`` on, seconds into what is measured."""
 
     at: float
     ready: int

@@ -61,8 +61,8 @@ class Verification:
     first: Difference | None = None
     """The first that did not, or the first place where the log is not whole."""
     without_beginning: int = 0
-    """Decisions whose run begins before the log, of a version that wrote no beginning into each file: they tell
-    nothing."""
+    """Decisions before any beginning of their run, as older versions left them where the log's first file was moved
+    away: they tell nothing."""
     after_gap: int = 0
     """Decisions after lines that are missing: what the policy remembered by then is not known."""
     other_code: set[str] = field(default_factory=set)
@@ -127,7 +127,10 @@ class _Run:
             self._differs(beginning, f"the policy at the beginning of run {beginning.get('run')} is none: {error}")
 
     def goes_on(self, beginning: Mapping[str, Any]) -> bool:
-        """Whether this run only goes on in another file there: what it remembers is known better than it is told."""
+        """Whether this run only goes on in another file there: what it remembers is known better than it is told.
+
+        A beginning after another tick than this one's shows that lines are missing, and counts as a difference.
+        """
         told = beginning["begins"]
         tick = told.get("tick", 0) if isinstance(told, Mapping) else None
         if self._policy is not None and tick != self._tick:
