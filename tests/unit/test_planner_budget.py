@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_fleet import KNOBS, context, message
 
-from dynamo_snapshot.config import load_fleet
+from dynamo_snapshot.config import Fleet, load_fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.processes import planner_configuration
 from planner.config import RoleBounds, planner_config, plugin_options
@@ -183,6 +183,8 @@ def test_a_budget_that_makes_no_sense_is_refused_with_its_field_and_a_remedy(
 )
 def test_what_the_fleets_file_accepts_the_plugin_accepts(tmp_path: Path, changes: list[tuple[str, str]]) -> None:
     engine_from_options(**options(tmp_path, *changes))
+    fleet = load_fleet(tmp_path / "fleet.yaml")
+    assert Fleet.model_validate(fleet.model_dump(mode="json")) == fleet, "as `up` hands it to its processes"
 
 
 def test_a_role_whose_cost_is_not_told_is_refused_by_the_plugin() -> None:
