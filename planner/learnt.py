@@ -5,9 +5,10 @@ slots) and its record of which sizes pay. What is about the present is left out:
 work that waits, what engines last told. It starts anew, as the first tick is a start like any other: with what is
 there, and nothing falls for a while.
 
-What happened between is unknown. The record of demand goes on as after any gap between two ticks. The record of sizes
-fades as if nothing had come, and is judged again only when there is as much new on record as a first judgement takes:
-until then the floor that paid stays, which lowers nothing.
+What happened between is unknown. The record of demand goes on as after any gap between two ticks, and after a long one
+as after silence, for what came last before it says nothing of what comes now. The record of sizes fades as if nothing
+had come, and is judged again only when there is as much new on record as a first judgement takes: until then the floor
+that paid stays, which lowers nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 
 from planner.demand import Demand
 from planner.forecast import Knowledge
-from planner.history import BIN_S, KEPT_BINS, History
+from planner.history import BIN_S, KEPT_BINS, LONG, History
 from planner.joint import JointPolicy, Memories, RoleMemory
 from planner.observation import Role
 from planner.policy import Memory
@@ -32,10 +33,14 @@ from planner.steady import FADES_S, Bounds, Steady
 
 OLDEST_S = 24 * 3600.0
 """What is older is not used: load has its days, and in longer times models, engines and hosts are exchanged."""
+PRESENT_S = LONG * BIN_S
+"""A moment is told by what came in so long before it."""
 MOST = 1e100
 """No number here is larger: larger ones could not be squared and summed."""
 LEAST_MEAN, MOST_MEAN = 1e-9, 1e9
 """Of anything that is seen, in seconds, tokens or requests."""
+MOST_OCTAVES = 64
+"""Of tokens in one prompt; a size that is looked at costs time at each tick."""
 MOST_SILENCE = 64.0
 """Binary logarithm of seconds."""
 
@@ -75,7 +80,8 @@ def begun(policy: JointPolicy, record: Record, at: float) -> Memories:
     for role in memories.keys() & record.roles.keys():
         known = record.roles[role]
         steady = _faded(known.steady, gap_s) if known.knobs == _knobs(policy, role) else Steady()
-        memories[role] = RoleMemory(policy=Memory(knowledge=known.knowledge, steady=steady))
+        history = _later(known.knowledge.history, gap_s)
+        memories[role] = RoleMemory(policy=Memory(knowledge=replace(known.knowledge, history=history), steady=steady))
     return memories
 
 
@@ -133,8 +139,12 @@ def unfrozen(value: Any) -> Any:
 
 
 def _lasting(policy: JointPolicy, role: Role, memory: Memory) -> Learnt:
-    knowledge = memory.knowledge
-    lasting = replace(
+    return Learnt(_knobs(policy, role), _timeless(memory.knowledge), memory.steady)
+
+
+def _timeless(knowledge: Knowledge) -> Knowledge:
+    """Without what is about the present."""
+    return replace(
         knowledge,
         flow=replace(knowledge.flow, debt=0.0),
         start=replace(knowledge.start, wakes=False),
@@ -145,7 +155,6 @@ def _lasting(policy: JointPolicy, role: Role, memory: Memory) -> Learnt:
         limit=None,  # follows from the slots at the next tick
         turn=0,
     )
-    return Learnt(_knobs(policy, role), lasting, memory.steady)
 
 
 def _knobs(policy: JointPolicy, role: Role) -> Knobs:
@@ -156,6 +165,11 @@ def _knobs(policy: JointPolicy, role: Role) -> Knobs:
 def _gap_s(record: Record, at: float) -> float:
     """A record from the future is as far away: the clock was set meanwhile."""
     return abs(at - record.at)
+
+
+def _later(history: History, gap_s: float) -> History:
+    """After a long gap what came last is no more the present: a start would order for a load that has long gone."""
+    return history if gap_s < PRESENT_S else history.add(PRESENT_S, 0.0, 0.0)
 
 
 def _faded(steady: Steady, gap_s: float) -> Steady:
@@ -190,13 +204,14 @@ def _checks(known: Learnt) -> Iterator[tuple[str, bool]]:
     yield "prompt sizes", _counts(chain([sizes.seen, sizes.chunk], *sizes.classes.values()))
     yield "prompt sizes", all(one.weight > 0 and _mean(one.tokens, one.weight) for one in sizes.classes.values())
     yield "prompt sizes", bool(sizes.classes) or not sizes.seen
+    yield "prompt sizes", all(0 <= octave <= MOST_OCTAVES for octave in sizes.classes)
     yield "slots", _counts(astuple(slots)) and _mean(slots.running, slots.stalls)
     yield "slots", _mean(slots.tokens, slots.stalls) or not slots.tokens
     yield "prompts that waited", _mean(slots.prompt_tokens, slots.prompts)
     yield "start-up times", _counts(chain.from_iterable(knowledge.start.times.values()))
     yield "the time between ticks", _counts([knowledge.tick_s]) and knowledge.tick_s > 0
     yield "the record of demand", _plausible(knowledge.history)
-    yield "what is about the present", not (knowledge.backlogs or knowledge.held or knowledge.limit or knowledge.turn)
+    yield "what is about the present", knowledge == _timeless(knowledge)
     yield "the record of sizes", len(steady.sizes) == len(steady.constant) == len(steady.floors)
     yield "the record of sizes", _counts([*steady.sizes, *steady.busy, steady.seconds, steady.bounds.least])
     yield "the record of sizes", _counts(chain(*steady.constant, *steady.floors, *steady.ordered))

@@ -17,7 +17,7 @@ from restarting_planner import KNOBS, POLICY, SLOTS_BIND, Planner, bursts, play,
 
 from planner.demand import Demand
 from planner.joint import JointPolicy, Memories
-from planner.learnt import OLDEST_S, Record, begun, decode, encode, learnt, unusable
+from planner.learnt import OLDEST_S, PRESENT_S, Record, begun, decode, encode, learnt, unusable
 from planner.observation import Observation, PoolView, Role
 from planner.policy import Action
 from planner.steady import FADES_S, Bounds, Steady
@@ -114,6 +114,20 @@ def test_the_first_tick_is_a_start_and_nothing_falls_for_a_while_whatever_has_pa
     assert falls >= POLICY.policies[Role.DECODE].scale_down_after_s
 
 
+@pytest.mark.parametrize("gap_s", [PRESENT_S, 3600.0, OLDEST_S])
+def test_nothing_is_ordered_for_a_load_that_has_gone_meanwhile(gap_s: float) -> None:
+    planner = Planner()
+    play(stream(12.0, SECONDS, random.Random(1)), planner)
+    busy = planner.before[SECONDS - 30]
+    seen = [(float(now), Observation(1, (sample("0", sequence=now),), PoolView(1, 1))) for now in range(60)]
+    said = decided(kept(busy, gap_s), seen)
+    least = 1 if gap_s > FADES_S else 2  # the floor that paid
+    assert max(each.replicas for each in said) == least
+    assert said[0].forecast is not None
+    soon = kept(busy, PRESENT_S - 1)[Role.DECODE].policy.knowledge.history
+    assert soon == busy[Role.DECODE].policy.knowledge.history, "so soon after the load may be as it was"
+
+
 def test_what_sizes_cost_fades_by_the_time_between(prefill_bound: Planner) -> None:
     (memory,) = prefill_bound.memories.values()
     steady = replace(memory.policy.steady, bounds=Bounds(3, 3, True), ordered=((1.0, 2),))
@@ -178,6 +192,10 @@ KNOWLEDGE = ("roles", "decode", "knowledge")
         ((*KNOWLEDGE, "start", "times"), {"restore": [-1.0]}, "start-up times cannot be"),
         ((*KNOWLEDGE, "sizes", "classes"), {"3": [0.0, 0.0]}, "prompt sizes cannot be"),
         ((*KNOWLEDGE, "backlogs"), [1.0], "what is about the present cannot be"),
+        ((*KNOWLEDGE, "demand", "decoding"), 1e9, "what is about the present cannot be"),
+        ((*KNOWLEDGE, "flow", "debt"), 1e9, "what is about the present cannot be"),
+        ((*KNOWLEDGE, "start", "wakes"), True, "what is about the present cannot be"),
+        ((*KNOWLEDGE, "sizes", "classes"), {"65": [1.0, 1.0]}, "prompt sizes cannot be"),
         (("roles", "decode", "steady", "constant"), [], "the record of sizes cannot be"),
         (("roles", "decode", "steady", "sizes", 0), 999, "the record of sizes cannot be"),
         (("roles", "encode"), {}, "Invalid enum value 'encode'"),
