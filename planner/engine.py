@@ -72,9 +72,11 @@ class ScalingEngine:
         await self._hints.start()
 
     async def close(self) -> None:
-        await self._fleet_status.close()
-        await self._hints.close()
-        await self._learnt.close(self._policy, self._sound(), self._wall_clock())
+        try:
+            await self._fleet_status.close()
+            await self._hints.close()
+        finally:  # what was learnt is not to be lost for a connection that failed
+            await self._learnt.close(self._policy, self._sound(), self._wall_clock())
 
     def reset(self) -> None:
         """Forgets everything, what is kept for the next start too: the next tick is a protective start."""

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
 """What was learnt in so long may be lost: a sixtieth of the record."""
-MOST_BYTES = 16 << 20
-"""A role takes 0.2 MB."""
+MOST_BYTES = 2 << 20
+"""A role takes 0.2 MB, and what is read takes time at each tick."""
 CLOSE_S = 2.0
 """How long the last writing may take: what it adds is not worth more."""
 
@@ -93,17 +93,17 @@ class LearntFile:
 
     async def close(self, policy: JointPolicy, memories: Memories | None, at: float) -> None:
         """Writes the newest; None: there is nothing worth keeping."""
-        if self._path is not None and memories is not None:
-            writing = self._thread.submit(self._write, self._path, policy, memories, at)
-            try:
+        if self._path is None:
+            return
+        try:
+            if memories is not None:
                 async with asyncio.timeout(CLOSE_S):
-                    await asyncio.wrap_future(writing)
-            except TimeoutError:
-                log.warning("%s takes long to write; what was learnt last may be lost", self._path)
-        self._thread.shutdown(wait=False)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+                    await asyncio.wrap_future(self._thread.submit(self._write, self._path, policy, memories, at))
+        except TimeoutError:
+            log.warning("%s takes long to write; what was learnt last may be lost", self._path)
+        finally:
+            self._thread.submit(self._disown)  # after what is still being written: until then the file is no other's
+            self._thread.shutdown(wait=False)
 
     def _write(self, path: Path, policy: JointPolicy, memories: Memories, at: float) -> None:
         try:
@@ -128,6 +128,11 @@ class LearntFile:
                 return False
             self._lock = lock
         return True
+
+    def _disown(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _set_aside(self, why: str) -> None:
         path = self._path

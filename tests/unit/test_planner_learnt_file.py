@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,38 @@ def test_a_planner_of_other_engines_does_not_take_a_live_ones_file_away(
     assert "it is of engines, not of others; another planner keeps it" in line
     assert path.read_bytes() == before
     live.end()
+
+
+def test_a_file_that_is_still_being_written_at_the_end_is_no_other_planners(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.learnt_file.CLOSE_S", 0.01)
+    disk_answers, thread = threading.Event(), ThreadPoolExecutor(1)
+    file = LearntFile(path, "engines", thread=thread)
+    for now in (0.0, EVERY_S):
+        file.keep(POLICY, POLICY.fresh(), now, Planner.now)
+    thread.submit(disk_answers.wait)
+    asyncio.run(file.close(POLICY, POLICY.fresh(), Planner.now))
+    other = Planner(path)
+    other.run(int(EVERY_S) + 1)
+    disk_answers.set()
+    thread.shutdown()
+    slow, refused = said(caplog)
+    assert "takes long to write" in slow
+    assert "another planner keeps it" in refused
+    other.run(int(EVERY_S))
+    assert decode(path.read_bytes()).at == Planner.now
+
+
+def test_what_was_learnt_is_kept_though_a_connection_ends_with_an_error(path: Path) -> None:
+    class Broken(NoFleetStatus):
+        async def close(self) -> None:
+            raise ValueError("Port could not be cast to integer value")
+
+    engine = ScalingEngine(POLICY, Broken(), DecisionLog(None), learnt=LearntFile(path))
+    with pytest.raises(ValueError, match="Port"):
+        asyncio.run(engine.close())
+    assert decode(path.read_bytes()).roles.keys() == {Role.DECODE}
 
 
 def test_what_is_to_be_forgotten_does_not_come_back(path: Path, kept: bytes, caplog: pytest.LogCaptureFixture) -> None:
