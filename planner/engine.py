@@ -119,7 +119,7 @@ class ScalingEngine:
             self._hints.tell(hint)
         self._tick += 1
         if self._decisions.enabled:
-            first = self._tick == 1 or self._decisions.moved
+            first = self._tick == 1 or self._decisions.parted
             begins = [beginning(wall, self._run, self._policy, before, self._tick - 1)] if first else []
             entries = (
                 record(

@@ -1,9 +1,10 @@
 """Decision records: one line of JSON a tick and role, with what was seen, what was predicted and the reason.
 
 A log can be decided anew: each run, from the plugin's start or reset to the next, begins with a line that holds
-the policy and what it remembers (:func:`beginning`), and so does each file that a run goes on in. Each record has its
-run, its tick and the whole observation, and :func:`read_observation` and the record's ``now`` are what ``decide`` was
-given. NaN and infinity, which JSON does not know, come back as None; the policy takes all three for unreadable.
+the policy and what it remembers (:func:`beginning`), and so does each file that a run goes on in, and what follows
+lines that could not be written. Each record has its run, its tick and the whole observation, and
+:func:`read_observation` and the record's ``now`` are what ``decide`` was given. NaN and infinity, which JSON does not
+know, come back as None; the policy takes all three for unreadable.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -202,30 +204,53 @@ class DecisionLog:
         self._path = path
         self._max_bytes = max_bytes
         self._failing = False
-        self._moved = False
+        self._before: tuple[int, int, int] | None = None
+        """Device, inode and size of the file that holds what was written last; None: none does."""
 
     @property
     def enabled(self) -> bool:
         return self._path is not None
 
     @property
-    def moved(self) -> bool:
-        """Whether what was written last has been moved away, so that the next entry is the first of its file."""
-        return self._moved
+    def parted(self) -> bool:
+        """Whether what was written last does not stand before the next entry: it was moved away, or is lost."""
+        if self._path is None or self._before is None:
+            return True
+        try:
+            there = self._path.stat()
+        except OSError:
+            return True
+        device, inode, size = self._before
+        return (there.st_dev, there.st_ino) != (device, inode) or there.st_size < size
 
     def write(self, *entries: dict[str, Any]) -> None:
         """Appends them, not to be parted by those of another planner."""
         if self._path is None:
             return
+        self._before = None
         try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-                size = file.tell()
-            self._moved = size >= self._max_bytes
-            if self._moved:
+            data = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+            with self._path.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # somebody's last line is torn; the first of these is none of it
+                        data = b"\n" + data
+                file.write(data)
+                file.flush()
+                there = os.fstat(file.fileno())
+        except (OSError, TypeError, ValueError, OverflowError) as error:
+            self._fails("written", error)
+            return
+        self._before = there.st_dev, there.st_ino, there.st_size
+        try:
+            if there.st_size >= self._max_bytes and not self.parted:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._failing = False
-        except (OSError, TypeError) as error:
-            if not self._failing:
-                log.warning("decision log %s cannot be written: %s", self._path, error)
-            self._failing = True
+        except OSError as error:
+            self._fails(f"moved to {self._path.name}.1, and grows", error)
+            return
+        self._failing = False
+
+    def _fails(self, what: str, error: Exception) -> None:
+        if not self._failing:
+            log.warning("decision log %s cannot be %s: %s", self._path, what, error)
+        self._failing = True

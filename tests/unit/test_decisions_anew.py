@@ -86,6 +86,15 @@ class Clock:
 
 def written(path: Path, *, budget: int | None = 8, resets: tuple[int, ...] = (), max_bytes: int = 1 << 30) -> Path:
     """A log as the plugin writes it, of a minute at one tick a second."""
+    for engine, tick in ticking(path, budget=budget, max_bytes=max_bytes):
+        if tick in resets:
+            engine.reset()
+        engine.propose(context(tick))
+    return path
+
+
+def ticking(path: Path, *, budget: int | None = 8, max_bytes: int = 1 << 30) -> Iterator[tuple[ScalingEngine, int]]:
+    """An engine that logs to ``path``, before each tick of a minute."""
     clock = Clock()
     engine = ScalingEngine(
         JointPolicy.of(ROLES, budget, {"decode": 1, "prefill": 2}),
@@ -95,11 +104,8 @@ def written(path: Path, *, budget: int | None = 8, resets: tuple[int, ...] = (),
         wall_clock=clock,
     )
     for tick in range(TICKS):
-        if tick in resets:
-            engine.reset()
-        engine.propose(context(tick))
+        yield engine, tick
         clock.now += 1.0
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +219,64 @@ def test_what_is_missing_where_a_file_goes_on_is_found(tmp_path: Path) -> None:
     assert found.first is not None
     assert "begins anew after tick" in found.first.what
     assert not found.holds
+
+
+def test_another_policy_where_a_file_goes_on_is_found(tmp_path: Path) -> None:
+    written(tmp_path / "log", max_bytes=60_000)
+    kept = [json.loads(line) for name in ("log.1", "log") for line in (tmp_path / name).read_bytes().splitlines()]
+    going_on = [entry for entry in kept if "begins" in entry][1]
+    going_on["begins"]["policy"]["roles"]["decode"]["miss_cost_s"] = 500.0
+    found = decide_anew(kept)
+    assert not found.holds
+    assert f"goes on with another policy after tick {going_on['begins']['tick']}" in said(found)
+
+
+def test_a_run_after_a_torn_line_has_its_beginning(tmp_path: Path) -> None:
+    path = written(tmp_path / "log")
+    path.write_bytes(path.read_bytes()[:-200])  # as after a kill, a power cut or a full disk
+    found = verify(written(path))
+    assert "tick 60 cannot be decided anew" in said(found)
+    assert (found.same, found.without_beginning, found.after_gap) == (2 * (2 * TICKS - 1), 0, 1)
+
+
+@pytest.mark.parametrize("gone", [0, 20], ids=["from the start", "in the midst"])
+def test_what_follows_lines_that_could_not_be_written_has_a_beginning(tmp_path: Path, gone: int) -> None:
+    folder, away = tmp_path / "folder", tmp_path / "away"
+    folder.mkdir()
+    for engine, tick in ticking(folder / "log"):
+        if tick == gone:
+            folder.rename(away)
+        if tick == gone + 10:
+            away.rename(folder)
+        engine.propose(context(tick))
+    found = verify(folder / "log")
+    assert (found.same, found.without_beginning, found.after_gap) == (2 * (TICKS - 10), 0, 0)
+    assert ("begins anew after tick 30, but it is at 20" in said(found)) is (gone == 20)
+
+
+def test_where_another_moves_the_file_away_the_run_goes_on_with_a_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for engine, tick in ticking(path):
+        if tick == 30:
+            path.rename(tmp_path / "log.1.gz")
+        engine.propose(context(tick))
+    found = verify(path)
+    assert found.holds, found.first
+    assert (found.same, found.without_beginning) == (2 * (TICKS - 30), 0)
+
+
+def test_a_file_that_cannot_be_moved_away_grows_by_its_decisions_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", refused)
+    path = written(tmp_path / "log", max_bytes=60_000)
+    assert path.read_bytes().count(b'"begins"') == 1
+    assert verify(path).same == 2 * TICKS
+    (line,) = (each.getMessage() for each in caplog.records if each.name == "planner.records")
+    assert line.startswith(f"decision log {path} cannot be moved to log.1, and grows:")
 
 
 @pytest.mark.parametrize("memories", ["", "nonsense", "ü", None, 5])

@@ -117,6 +117,7 @@ class _Run:
         self._tick = 0
         self._policy: JointPolicy | None = None
         self._memories: Memories = {}
+        self._told = beginning["begins"]
         try:
             self._policy, self._memories, self._tick = read_beginning(beginning)
             written_by = beginning["begins"]["code"]
@@ -129,7 +130,8 @@ class _Run:
     def goes_on(self, beginning: Mapping[str, Any]) -> bool:
         """Whether this run only goes on in another file there: what it remembers is known better than it is told.
 
-        A beginning after another tick than this one's shows that lines are missing, and counts as a difference.
+        A beginning after another tick than this one's shows that lines are missing, and counts as a difference; so does
+        another policy, which no run takes.
         """
         told = beginning["begins"]
         tick = told.get("tick", 0) if isinstance(told, Mapping) else None
@@ -137,6 +139,8 @@ class _Run:
             self._differs(
                 beginning, f"run {beginning.get('run')} begins anew after tick {tick}, but it is at {self._tick}"
             )
+        elif self._policy is not None and told.get("policy") != self._told.get("policy"):
+            self._differs(beginning, f"run {beginning.get('run')} goes on with another policy after tick {tick}")
         return self._policy is not None and tick == self._tick
 
     def decide(self, tick: object, records: list[Mapping[str, Any]]) -> None:
