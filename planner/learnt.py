@@ -39,6 +39,8 @@ MOST = 1e100
 """No number here is larger: larger ones could not be squared and summed."""
 LEAST_MEAN, MOST_MEAN = 1e-9, 1e9
 """Of anything that is seen, in seconds, tokens or requests."""
+MOST_REPLICAS = 1 << 32
+"""So that each number of them can be logged."""
 MOST_OCTAVES = 64
 """Of tokens in one prompt; a size that is looked at costs time at each tick."""
 MOST_SILENCE = 64.0
@@ -215,6 +217,7 @@ def _checks(known: Learnt) -> Iterator[tuple[str, bool]]:
     yield "the record of sizes", len(steady.sizes) == len(steady.constant) == len(steady.floors)
     yield "the record of sizes", _counts([*steady.sizes, *steady.busy, steady.seconds, steady.bounds.least])
     yield "the record of sizes", _counts(chain(*steady.constant, *steady.floors, *steady.ordered))
+    yield "the record of sizes", all(size <= MOST_REPLICAS for size in (*steady.sizes, steady.bounds.least))
     yield "the record of sizes", all(smaller < larger for smaller, larger in pairwise(steady.sizes))
 
 

@@ -11,9 +11,11 @@ import fcntl
 import logging
 import os
 import stat
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from io import BufferedWriter
 from pathlib import Path
+from typing import Any
 
 from planner.joint import JointPolicy, Memories
 from planner.learnt import begun, decode, encode, learnt, unusable
@@ -84,26 +86,33 @@ class LearntFile:
             self._kept_at = now
         if now - self._kept_at >= EVERY_S and (self._writing is None or self._writing.done()):
             self._kept_at = now
-            self._writing = self._thread.submit(self._write, self._path, policy, memories, at)
+            self._writing = self._submitted(self._write, self._path, policy, memories, at)
 
     def forget(self, why: str) -> None:
         """Sets the file aside: what is in it shall not come back at the next start."""
         if self._path is not None:
-            self._thread.submit(self._set_aside, why)  # after what is being written now
+            self._submitted(self._set_aside, why)  # after what is being written now
 
     async def close(self, policy: JointPolicy, memories: Memories | None, at: float) -> None:
         """Writes the newest; None: there is nothing worth keeping."""
         if self._path is None:
             return
         try:
-            if memories is not None:
+            if memories is not None and (writing := self._submitted(self._write, self._path, policy, memories, at)):
                 async with asyncio.timeout(CLOSE_S):
-                    await asyncio.wrap_future(self._thread.submit(self._write, self._path, policy, memories, at))
+                    await asyncio.wrap_future(writing)
         except TimeoutError:
             log.warning("%s takes long to write; what was learnt last may be lost", self._path)
         finally:
-            self._thread.submit(self._disown)  # after what is still being written: until then the file is no other's
+            self._submitted(self._disown)  # after what is still being written: until then the file is no other's
             self._thread.shutdown(wait=False)
+
+    def _submitted(self, work: Callable[..., None], *arguments: Any) -> Future[None] | None:
+        try:
+            return self._thread.submit(work, *arguments)
+        except RuntimeError as error:  # no thread can be started; a decision is not to fail for that
+            self._fails(error)
+            return None
 
     def _write(self, path: Path, policy: JointPolicy, memories: Memories, at: float) -> None:
         try:
@@ -113,9 +122,12 @@ class LearntFile:
             _replace(path, data)
             self._failing = False
         except (OSError, TypeError, ValueError) as error:
-            if not self._failing:
-                log.warning("%s cannot be written: %s; what is learnt ends with this planner", path, error)
-            self._failing = True
+            self._fails(error)
+
+    def _fails(self, error: Exception) -> None:
+        if not self._failing:
+            log.warning("%s cannot be written: %s; what is learnt ends with this planner", self._path, error)
+        self._failing = True
 
     def _own(self, path: Path) -> bool:
         """Whether no other planner writes the file; it stays so."""

@@ -198,6 +198,7 @@ KNOWLEDGE = ("roles", "decode", "knowledge")
         ((*KNOWLEDGE, "sizes", "classes"), {"65": [1.0, 1.0]}, "prompt sizes cannot be"),
         (("roles", "decode", "steady", "constant"), [], "the record of sizes cannot be"),
         (("roles", "decode", "steady", "sizes", 0), 999, "the record of sizes cannot be"),
+        (("roles", "decode", "steady", "bounds", "least"), 10**30, "the record of sizes cannot be"),
         (("roles", "encode"), {}, "Invalid enum value 'encode'"),
         ((*KNOWLEDGE, "service", "more"), 0.0, "another version wrote it"),
     ],

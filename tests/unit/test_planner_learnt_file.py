@@ -247,6 +247,20 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_stops_nothing(
     assert len(said(caplog)) == 1
 
 
+def test_where_no_thread_can_be_started_decisions_go_on(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class NoThread(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            raise RuntimeError("can't start new thread")
+
+    file = LearntFile(path, thread=NoThread())
+    for now in (0.0, EVERY_S, 2 * EVERY_S):
+        file.keep(POLICY, POLICY.fresh(), now, Planner.now)
+    file.forget("it is wrong")
+    asyncio.run(file.close(POLICY, POLICY.fresh(), Planner.now))
+    (line,) = said(caplog)
+    assert "cannot be written: can't start new thread" in line
+
+
 def test_of_two_planners_one_writes_and_the_other_says_so_until_it_may(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
