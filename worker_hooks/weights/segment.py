@@ -11,6 +11,7 @@ be shorter), so that leaves can be digested side by side.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -27,6 +28,8 @@ SEGMENTS_ENV = "DYNAMO_SNAPSHOT_SEGMENTS"
 """The folder of the segment store, for engines that are told by their environment."""
 LEAF = 16 << 20
 _VERSION = 1
+_HERE, _NO_REPLACE = -100, 1
+"""Of ``renameat2``: paths are relative to the working directory; what is there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +132,21 @@ class SegmentStore:
 
         A snapshot may name it by then, and would have to be digested anew for another file of the same bytes.
         """
-        try:
-            os.link(staged, self.path(digest))
-            there = True
-        except FileExistsError:
-            there = self.holds(digest, size)
-        except OSError:  # a file system without hard links
-            there = False
-        if there:
-            os.unlink(staged)
-        else:
-            os.rename(staged, self.path(digest))
+        if not _renamed(staged, self.path(digest)):
+            if self.holds(digest, size):
+                os.unlink(staged)
+            else:
+                os.rename(staged, self.path(digest))
+
+
+def _renamed(staged: str, path: Path) -> bool:
+    """Renames it where nothing has that name; False: something has, or the file system cannot tell.
+
+    A hard link could do as much, but taking its other name away changes the file once more, maybe after somebody has
+    digested it.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and not rename(_HERE, os.fsencode(staged), _HERE, os.fsencode(path), _NO_REPLACE)
 
 
 def digest_file(path: Path) -> str:
