@@ -56,7 +56,8 @@ class ColdStart:
                 async with asyncio.timeout(self._node.settings.release_after_s):
                     await replica.until(lambda: True if replica.capturing or replica.released else None)
             except TimeoutError:
-                if not replica.capturing:  # a capture may have begun in the very moment
+                # A capture may have begun in the very moment, and an order to end it may wait for one to be taken back.
+                if not replica.capturing and replica.ending is None:
                     log.info("released_without_capture", replica=replica.id)
                     replica.let_go(self._node.release_environment(replica))
             # A capture that fails lets its source go; one that could not do even that leaves it to the next round.

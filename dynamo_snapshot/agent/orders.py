@@ -183,7 +183,8 @@ class Orders:
             elif order.kind is not OrderKind.CANCEL:
                 await self._let_end(replica, order, spec)
             elif not stopped or replica.record.served:
-                replica.ending = None
+                if stopped:  # else another order's, which ends it all the same
+                    replica.ending = None
                 raise SnapshotError(
                     Reason.CANCELLED,
                     f"replica {replica.id} is {replica.phase} already: too late to cancel",

@@ -24,6 +24,7 @@ from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.house import House, Houses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.phases import Result
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.agent.restore import Restore
@@ -143,6 +144,37 @@ async def test_a_source_that_its_capture_could_not_let_go_is_let_go_later(
         await holding
     assert (tmp_path / "house/control" / control.RESTORE_COMPLETE).exists()
     await replica.close()
+
+
+async def test_a_source_that_is_being_ended_is_not_let_go_however_long_that_takes(node: Node, tmp_path: Path) -> None:
+    replica, _ = ready_worker(node, tmp_path)
+    replica.ending = (Reason.CANCELLED, "by a cancel")
+    start = ColdStart(node, order(OrderKind.COLD_START, capture=True), SPEC, replica)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3 * node.settings.release_after_s):
+            await start.hold()
+    assert not replica.released
+    await replica.close()
+
+
+async def test_a_cancel_that_comes_too_late_does_not_hide_why_a_replica_is_killed(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killing, refused = asyncio.Event(), asyncio.Event()
+    replica, holder = ready_worker(node, tmp_path)
+    monkeypatch.setattr(holder, "end", killing.set)
+    node.note(replica, served=True)
+    orders = Orders(node, lambda: None, on_end=lambda order, outcome: refused.set())
+    orders.begin(order(OrderKind.KILL), SPEC)
+    async with asyncio.timeout(1):
+        await killing.wait()
+        orders.begin(order(OrderKind.CANCEL), SPEC)
+        await refused.wait()
+        holder.exited.set_result(Exit(code=-signal.SIGKILL, at=1.0))
+        ended = await replica.gone()
+    assert ended.reason == Reason.CANCELLED, ended
+    assert replica.kept_log is None
+    await orders.stop()
 
 
 @pytest.mark.parametrize("answer", [Reason.DISCOVERABLE_AT_CAPTURE, Reason.SERVER_UNREACHABLE])
