@@ -94,7 +94,7 @@ class ScalingEngine:
     def _begin(self, memories: Memories) -> None:
         self._memories = memories
         self._untried = memories != self._policy.fresh()
-        """Whether it begins with what was learnt before, and nothing has been decided with that yet."""
+        """Whether it begins with what was learnt before, and no two decisions have been made with that yet."""
         self._hint_memory = HintMemory()
         self._run = uuid.uuid4().hex[:12]
         self._tick = 0
@@ -149,7 +149,7 @@ class ScalingEngine:
         if self._failing_since is None:
             return
         if self._untried:
-            self._forget("the first decision failed, maybe for what was learnt before")
+            self._forget("one of the first two decisions failed, maybe for what was learnt before")
         elif now - self._failing_since >= FORGET_S:
             self._forget(f"decisions have failed for {FORGET_S:.0f} s, maybe for what is remembered")
 
@@ -162,7 +162,8 @@ class ScalingEngine:
                 log.exception("a decision failed; until one does not, what was proposed before is held")
                 self._failing_since = now
             return {role: self._held(role, error) for role in self._policy.policies}
-        self._failing_since, self._untried = None, False
+        # The first one learns nothing from what it sees, for there is no time since the one before it.
+        self._failing_since, self._untried = None, self._untried and self._tick == 0
         return proposals
 
     def _held(self, role: Role, error: Exception) -> Proposal:
