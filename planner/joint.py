@@ -10,6 +10,7 @@ never be heard again once the other has written something else, and gone. It ins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
@@ -25,6 +26,8 @@ there, for more that may be needed, for fewer. Each time that it has to be said 
 and for fewer not before it is calm again."""
 CALM_S = 600.0
 """Then it is as at first."""
+SHARE_KEPT_S = 30.0
+"""How long after GPUs went from one role to another none does: each move drains workers and starts others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class RoleMemory:
     patience: float = 1.0
     """How many times longer than at first a wish is waited for."""
     insisted_at: float | None = None
+    share: int | None = None
+    """Replicas that the budget left it; None: there is none, or no opinion."""
+    taken_at: float = -math.inf
+    """When it last had to give replicas that it wants to another role."""
 
 
 Memories = Mapping[Role, RoleMemory]
@@ -132,36 +139,50 @@ class JointPolicy:
             role: policy.decide(observations[role], memories[role].policy, now)
             for role, policy in self.policies.items()
         }
-        proposals = self._within_budget({role: proposal for role, (proposal, _) in decided.items()})
+        wished = {role: proposal for role, (proposal, _) in decided.items()}
+        shares = self._shares(wished, memories, now)
+        proposals: dict[Role, Proposal] = {}
         kept: dict[Role, RoleMemory] = {}
-        for role, (_, after) in decided.items():
-            memory = kept[role] = replace(memories[role], policy=after)
+        for role, (proposal, after) in decided.items():
+            before, share = memories[role], shares.get(role)
+            proposals[role] = proposal if share is None else _cut(proposal, share, self.gpu_budget)
+            taken = share is not None and before.share is not None and share < min(before.share, proposal.replicas or 0)
+            memory = replace(before, policy=after, share=share, taken_at=now if taken else before.taken_at)
+            kept[role] = memory
             if self.insists:
                 proposals[role], kept[role] = _insisting(proposals[role], memory, observations[role].pool, now)
         return proposals, kept
 
-    def _within_budget(self, proposals: dict[Role, Proposal]) -> dict[Role, Proposal]:
-        """A role without an opinion is counted with its most: what it has is not known."""
-        budget = self.gpu_budget
-        if budget is None:
-            return proposals
+    def _shares(self, proposals: Mapping[Role, Proposal], memories: Memories, now: float) -> dict[Role, int]:
+        """Replicas that the budget leaves each role with a wish; roles that take no GPUs are not among them.
+
+        A role without an opinion is counted with its most: what it has is not known.
+        """
+        if self.gpu_budget is None:
+            return {}
+        costs = self.gpus_per_replica
         silent = [role for role, proposal in proposals.items() if proposal.replicas is None]
-        budget -= sum(self.policies[role].max_replicas * self.gpus_per_replica[role] for role in silent)
+        budget = self.gpu_budget - sum(self.policies[role].max_replicas * costs[role] for role in silent)
         wants = {
             role: Want(
                 proposal.replicas,
                 self.policies[role].min_replicas,
-                self.gpus_per_replica[role],
+                costs[role],
                 proposal.forecast.choices if proposal.forecast else (),
             )
             for role, proposal in proposals.items()
-            if proposal.replicas is not None and self.gpus_per_replica[role] > 0
+            if proposal.replicas is not None and costs[role] > 0
         }
-        given = allocate(wants, budget)
-        return {
-            role: proposal if role not in given else _cut(proposal, given[role], self.gpu_budget)
-            for role, proposal in proposals.items()
-        }
+        if now - max((memory.taken_at for memory in memories.values()), default=-math.inf) < SHARE_KEPT_S:
+            settled = {role: _keeping(want, memories[role].share) for role, want in wants.items()}
+            if sum(want.minimum * want.gpus for want in settled.values()) <= budget:
+                wants = settled
+        return allocate(wants, budget)
+
+
+def _keeping(want: Want, share: int | None) -> Want:
+    """The same wish of a role that keeps what it has of it."""
+    return want if share is None else replace(want, minimum=max(want.minimum, min(share, want.replicas)))
 
 
 def _insisting(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.processes import planner_configuration
 from planner.config import RoleBounds, planner_config, plugin_options
 from planner.engine import engine_from_options
-from planner.joint import JointPolicy
-from planner.observation import Role
+from planner.forecast import Forecast
+from planner.joint import SHARE_KEPT_S, JointPolicy
+from planner.observation import Observation, Role
+from planner.outlook import Choice
+from planner.policy import Action, LoadPolicy, Memory, Proposal
 
 ROLES = {"decode": KNOBS, "prefill": KNOBS}
 
@@ -88,6 +94,55 @@ def test_a_role_that_tells_nothing_is_counted_with_its_most() -> None:
     decode, prefill = engine.propose(context(1, {"1/0": message(1, 32)}, None, {}))
     assert prefill.replicas is None
     assert decode.replicas == 11 - KNOBS["max_replicas"]
+
+
+@dataclass(frozen=True)
+class Wishing(LoadPolicy):
+    """Wants what stands in a list, one tick after the other, and predicts misses that more replicas avert."""
+
+    wishes: tuple[tuple[int, float], ...] = ()
+    """Replicas, and requests a second that miss without any."""
+
+    def decide(self, observation: Observation, memory: Memory, now: float) -> tuple[Proposal, Memory]:
+        replicas, misses = self.wishes[int(now)]
+        choices = tuple(Choice(size, misses / (1 + size), 0.0) for size in range(1, replicas + 1))
+        forecast = Forecast(replicas, replicas, 0, 2.0, 0.0, 0.0, 1.0, 0, choices=choices)
+        return Proposal(self.role, Action.HOLD, "so it stands", replicas, 0, replicas, forecast=forecast), memory
+
+
+def shares(wishes: Sequence[Sequence[tuple[int, float]]], budget: int, gpus: int = 1) -> list[tuple[int, int]]:
+    """What each tick's wishes of the two roles are cut to."""
+    decode, prefill = (tuple(role) for role in zip(*wishes, strict=True))
+    policies = {Role.DECODE: Wishing(wishes=decode), Role.PREFILL: Wishing(role=Role.PREFILL, wishes=prefill)}
+    joint = JointPolicy(policies, budget, {Role.DECODE: 1, Role.PREFILL: gpus}, insists=False)
+    memories, found = joint.fresh(), []
+    nothing = {role: Observation(ready=None) for role in policies}
+    for tick in range(len(wishes)):
+        proposals, memories = joint.decide(nothing, memories, float(tick))
+        found.append((proposals[Role.DECODE].replicas or 0, proposals[Role.PREFILL].replicas or 0))
+    return found
+
+
+wishes = st.tuples(st.integers(1, 8), st.floats(0, 50))
+
+
+@given(st.lists(st.tuples(wishes, wishes), min_size=2, max_size=100), st.integers(4, 12), st.integers(1, 2))
+def test_replicas_move_between_roles_once_in_a_while_and_never_beyond_the_budget(
+    ticks: list[tuple[tuple[int, float], tuple[int, float]]], budget: int, gpus: int
+) -> None:
+    moves = []
+    found = shares(ticks, budget, gpus)
+    for tick, (before, after) in enumerate(pairwise(found), 1):
+        assert after[0] + gpus * after[1] <= budget
+        wanted = [replicas for replicas, _ in ticks[tick]]
+        if any(now < min(had, wants) for had, now, wants in zip(before, after, wanted, strict=True)):
+            moves.append(tick)
+    assert all(later - earlier >= SHARE_KEPT_S for earlier, later in pairwise(moves))
+
+
+def test_what_a_role_does_not_want_any_more_is_the_other_s_at_once() -> None:
+    even, odd = ((8, 9.0), (8, 10.0)), ((8, 10.0), (8, 9.0))
+    assert shares([even, odd, even, ((1, 0.0), (8, 10.0))], 6) == [(3, 3), (3, 3), (3, 3), (1, 5)]
 
 
 def test_the_same_options_make_the_same_policy_whoever_reads_them() -> None:
