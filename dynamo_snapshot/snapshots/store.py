@@ -303,7 +303,9 @@ class SnapshotStore:
         for snapshot_id in self._layout.ids():
             with suppress(FileNotFoundError):  # removed since we looked
                 try:
-                    summaries.append(self._summarize(snapshot_id))
+                    summary = self._summarize(snapshot_id)
                 except SnapshotError as error:
-                    summaries.append(self._unreadable(snapshot_id, error))
+                    summary = self._unreadable(snapshot_id, error)
+                if self._layout.published(snapshot_id).is_dir():  # else what it lacks was removed meanwhile
+                    summaries.append(summary)
         return sorted(summaries, key=lambda summary: (summary.created_at, summary.id), reverse=True)

@@ -262,6 +262,21 @@ def test_unreadable_manifest_is_listed_with_its_reason(store: SnapshotStore) -> 
     store.remove(broken)
 
 
+def test_one_that_is_removed_while_the_list_is_made_is_not_called_corrupt(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, stays = publish(store), publish(store)
+    check = integrity.check_unchanged
+
+    def remove_and_check(folder: Path, admission: integrity.Admission) -> None:
+        if admission.snapshot_id == gone:
+            store.remove(gone)
+        check(folder, admission)
+
+    monkeypatch.setattr(integrity, "check_unchanged", remove_and_check)
+    assert [(summary.id, summary.reason) for summary in store.list()] == [(stays, None)]
+
+
 def test_images_are_private_and_read_only(store: SnapshotStore) -> None:
     snapshot_id = publish(store)
     assert store.root.stat().st_mode & 0o077 == 0
