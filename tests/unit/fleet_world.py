@@ -42,6 +42,7 @@ from dynamo_snapshot.model import (
     Reported,
     ScalingHint,
     Wanted,
+    Way,
     WorkerLoad,
     WorkerSpec,
 )
@@ -374,6 +375,8 @@ class World:
                 and r.id in self.state.replicas
                 and self.state.replicas[r.id].state is ReplicaState.DRAINING
                 and self.state.replicas[r.id].phase is not ReplicaPhase.DRAINING
+                # One whose wake was refused is parked again, and may give way to one that is to serve at once.
+                and not (r.way is Way.WAKE and self.state.replicas[r.id].parks)
             ]
             if not withdrawn:
                 continue
