@@ -18,7 +18,6 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
 from itertools import chain, pairwise
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -103,7 +102,7 @@ def encode(record: Record) -> bytes:
         ValueError: naming a number that is none, which nobody could go on with.
     """
     _require_plausible(record)
-    return msgspec.json.encode(record, enc_hook=unfrozen)
+    return msgspec.json.encode(record, enc_hook=dict)  # of the read-only mappings, which msgspec does not know
 
 
 def decode(data: bytes) -> Record:
@@ -131,13 +130,6 @@ def _whole(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _whole(inner) for key, inner in value.items()}
     return [_whole(inner) for inner in value] if isinstance(value, tuple) else value
-
-
-def unfrozen(value: Any) -> Any:
-    """For msgspec, which knows no read-only mappings."""
-    if isinstance(value, MappingProxyType):
-        return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} cannot be encoded")
 
 
 def _lasting(policy: JointPolicy, role: Role, memory: Memory) -> Learnt:

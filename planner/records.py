@@ -23,7 +23,6 @@ import msgspec
 from dynamo_snapshot.model import PoolHint
 from planner.forecast import Forecast
 from planner.joint import JointPolicy, Memories, RoleMemory
-from planner.learnt import unfrozen
 from planner.observation import EngineSample, Observation, PoolView, Role, Starting
 from planner.policy import Proposal
 from planner.source import code
@@ -55,8 +54,8 @@ def beginning(at: float, run: str, policy: JointPolicy, memories: Memories, tick
     """
     begins: dict[str, Any] = {"code": code(), "policy": policy.plain()}
     if tick or memories != policy.fresh():
-        # Times that never were are minus infinity, which JSON does not know.
-        packed = msgspec.msgpack.encode(memories, enc_hook=unfrozen)
+        # Times that never were are minus infinity, which JSON does not know; nor does msgspec read-only mappings.
+        packed = msgspec.msgpack.encode(memories, enc_hook=dict)
         begins |= {"tick": tick, "memories": base64.b64encode(packed).decode()}
     return {"at": at, "run": run, "begins": begins}
 
