@@ -124,6 +124,19 @@ def test_a_wake_refused_for_want_of_room_leaves_the_replica_parked() -> None:
     assert spare.id in {replica.id for replica in world.serving()}
 
 
+def test_on_a_full_node_one_whose_wake_was_refused_gives_way_to_one_that_is_to_serve() -> None:
+    """Parked again, it takes the place of the replica that is missing: no wanted replica is withdrawn for it."""
+    world = settled(1, fleet=replace(rules(parked=1, max_replicas=3), node_capacity=3), parked=1)
+    world.luck.wakes_refused = True
+    (spare,) = world.parked()
+    world.decide(3)
+    world.run(15)
+    assert spare.id in {order.replica_id for order in world.issued(OrderKind.WAKE)}
+    assert spare.id not in {replica.id for replica in world.live()}
+    assert (len(world.serving()), pool(world).achievable) == (3, 3)
+    assert "every node is full" in messages(world)
+
+
 def test_a_parked_replica_that_dies_is_replaced_and_a_row_of_failures_slows_that_down() -> None:
     world = settled(1, parked=1, fleet=rules(parked=1, quarantine_after=100))
     world.run(20)

@@ -15,7 +15,7 @@ from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.matrix import START_SETTINGS, Matrix, in_each_setting, missing
 from dynamo_snapshot.replay.comparison.rows import Row
 from dynamo_snapshot.replay.comparison.runs import Run
-from dynamo_snapshot.replay.comparison.store import read_table, rounded, write
+from dynamo_snapshot.replay.comparison.store import as_kept, read_table, rounded, write
 from dynamo_snapshot.replay.comparison.verdict import Comparison, Verdict, verdicts
 
 SAVE_EVERY_S = 20.0
@@ -79,7 +79,7 @@ class Bench:
         saved_at = time.monotonic()
         try:
             for lane in self._carry_out(left, processes, tell):
-                self.rows += in_each_setting(lane.row)
+                self.rows += in_each_setting(as_kept(lane.row))
                 if time.monotonic() - saved_at > SAVE_EVERY_S:
                     self.save()
                     saved_at = time.monotonic()

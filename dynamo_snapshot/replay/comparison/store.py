@@ -91,6 +91,11 @@ def write(file: Path, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
     file.chmod(0o644)
 
 
+def as_kept(row: Row) -> Row:
+    """As :func:`read_table` will give it back: what is judged now is what will be judged then."""
+    return msgspec.convert(rounded(msgspec.to_builtins(row)), Row)
+
+
 def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
