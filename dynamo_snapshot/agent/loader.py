@@ -12,6 +12,7 @@ import msgspec
 
 from dynamo_snapshot.agent.loader_process import Settings
 from dynamo_snapshot.agent.loader_wire import (
+    Begun,
     Cancel,
     Finished,
     Load,
@@ -72,7 +73,7 @@ class WeightLoader:
 
     async def load(
         self, name: str, house: Path, segments: Sequence[Segment], store: SegmentStore, lanes: int | None = None
-    ) -> None:
+    ) -> int:
         """Begins to load ``segments`` for the replica ``name``, whose worker will ask for them in ``house``.
 
         Returns once the memory is made: call it before CRIU, so that a GPU without room refuses first.
@@ -80,16 +81,18 @@ class WeightLoader:
         Args:
             lanes: at most so many of the loader's threads take part; None: all.
 
+        Returns:
+            The pid of the loader that has it.
+
         Raises:
             SnapshotError: ``gpu_out_of_memory``, ``weights_corrupt`` or ``loader_died``.
         """
-        await self._resident.ask(
-            Load(name=name, socket=str(house / SOCKET), segments=_bytes_of(segments, store), lanes=lanes),
-        )
+        ask = Load(name=name, socket=str(house / SOCKET), segments=_bytes_of(segments, store), lanes=lanes)
+        return msgspec.json.decode(await self._resident.ask(ask), type=Begun).pid
 
-    async def finished(self, name: str) -> Loaded:
-        """Returns once all bytes are on the GPU."""
-        return msgspec.json.decode(await self._resident.ask(Finished(name=name)), type=Loaded)
+    async def finished(self, name: str, pid: int | None = None) -> Loaded:
+        """Returns once all bytes are on the GPU; ``loader_died`` if ``pid``, where given, is the loader's no more."""
+        return msgspec.json.decode(await self._resident.ask(Finished(name=name), pid), type=Loaded)
 
     async def cancel(self, name: str) -> None:
         """Gives a load up that nobody has taken; nothing happens if there is none."""
@@ -122,6 +125,7 @@ class ReplicaLoad:
         lanes: int | None = None,
     ) -> None:
         self.lost = ""
+        self._pid: int | None = None
         self._lanes = lanes
         self._loader, self._name, self._house = loader, name, house
         self._segments, self._store = segments, store
@@ -129,7 +133,7 @@ class ReplicaLoad:
     async def begin(self) -> None:
         """Returns once memory is made; ``house`` must exist. See :meth:`WeightLoader.load`."""
         try:
-            await self._loader.load(self._name, self._house, self._segments, self._store, self._lanes)
+            self._pid = await self._loader.load(self._name, self._house, self._segments, self._store, self._lanes)
         except SnapshotError as error:
             self._lose(error)
 
@@ -138,7 +142,7 @@ class ReplicaLoad:
         if self.lost:
             return None
         try:
-            return await self._loader.finished(self._name)
+            return await self._loader.finished(self._name, self._pid)
         except SnapshotError as error:
             self._lose(error)
             return None

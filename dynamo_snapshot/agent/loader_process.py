@@ -7,6 +7,7 @@ the replica's house (:mod:`worker_hooks.weights.handover`).
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from dynamo_snapshot.agent.loader_pinned import PinnedSegments
 from dynamo_snapshot.agent.loader_run import LoadRun, Reading, as_agent_error, open_files
 from dynamo_snapshot.agent.loader_wire import (
     Ask,
+    Begun,
     Cancel,
     Finished,
     Load,
@@ -81,6 +83,7 @@ class Loader:
         match ask:
             case Load():
                 self._begin(ask)
+                return Begun(pid=os.getpid())
             case Finished(name=name):
                 return self._find(name).finished()
             case Cancel(name=name):

@@ -14,7 +14,7 @@ class SegmentBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """Make memory for ``segments``, listen at ``socket``, begin to fill; answered (with null) once memory is made."""
+    """Make memory for ``segments``, listen at ``socket``, begin to fill; then answered with :class:`Begun`."""
 
     name: str
     """Of the load, chosen by the agent: its replica's id."""
@@ -48,6 +48,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
 
 
 Ask = Load | Finished | Cancel | Prefetch | Status
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that fills its memory."""
+
+    pid: int
+    """Of the loader; the load ends with it."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,12 +68,17 @@ class Resident:
         """Of the child; None while none runs."""
         return None if self._process is None else self._process.pid
 
-    async def ask(self, body: object) -> bytes:
+    async def ask(self, body: object, pid: int | None = None) -> bytes:
         """Sends ``body`` (encoded as JSON) and returns the answer's value, still encoded.
+
+        Args:
+            pid: of the child that alone can answer, as it holds what this is about; None: any.
 
         Raises:
             SnapshotError: the child's failure, or ``died``.
         """
+        if pid not in (None, self.pid):
+            raise SnapshotError(self._died, f"the {self._name} (pid {pid}) has ended, and what it held with it")
         writer = await self._connected()
         request = Request(id=next(self._ids), body=msgspec.Raw(msgspec.json.encode(body)))
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

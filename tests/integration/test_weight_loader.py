@@ -263,7 +263,8 @@ async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
     await again.begin()
     assert loader.pid is not None
     os.kill(loader.pid, signal.SIGKILL)
-    await again.finished()
+    assert await again.finished() is None
+    assert "loader_died" in again.lost
     await again.give_up()
     assert (house / SOCKET).exists(), "a killed loader leaves its socket"
     third = ReplicaLoad(loader, "r2", house, segments, store)
