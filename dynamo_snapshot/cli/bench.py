@@ -11,6 +11,8 @@ import typer
 from dynamo_snapshot.cli.direct import EnvironmentOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dynamo_snapshot.config import Agent
     from dynamo_snapshot.local.bench_gpu import Repeats
 
@@ -157,7 +159,8 @@ def restore(
     """Restore a GPU worker again and again, from the order to its passed self-test, by the agent's own pipelines.
 
     Run as root on a machine with a GPU that does nothing else. With huge pages in a way, the host's setting is
-    `always` meanwhile. The exit status is 1 if any restore failed.
+    `always` meanwhile. Files are written after each series, with all of them so far. The exit status is 1 if any
+    restore failed.
     """
     import json
 
@@ -168,8 +171,16 @@ def restore(
     from dynamo_snapshot.local.report.restore_page import render
 
     require_writable(json_file, html)
+
+    def keep(result: dict[str, Any]) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if html is not None:
+            html.write_text(render(result), encoding="utf-8")
+
     if read is not None:
         result = result_in(read, "rows", "environment")
+        keep(result)
     else:
         result = _measured(
             engine,
@@ -179,11 +190,8 @@ def restore(
             ways,
             Repeats(repeats, stock_repeats, cold_starts),
             Agent(criu=criu, standby_houses=standby_houses, minimum_free_bytes=0, gpu=Gpu(loader_lanes=lanes)),
+            keep,
         )
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if html is not None:
-        html.write_text(render(result), encoding="utf-8")
     if any(row["failures"] for row in result["rows"]):
         raise typer.Exit(1)
 
@@ -196,6 +204,7 @@ def _measured(
     ways: str | None,
     repeats: Repeats,
     settings: Agent,
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     import asyncio
 
@@ -214,4 +223,4 @@ def _measured(
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    return asyncio.run(measure.restores(subjects, wanted, repeats, settings, say))
+    return asyncio.run(measure.restores(subjects, wanted, repeats, settings, say, keep))

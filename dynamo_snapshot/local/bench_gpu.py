@@ -221,8 +221,12 @@ async def restores(
     repeats: Repeats,
     settings: Agent,
     say: Say,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Measures each of ``subjects`` in each of ``ways``; returns all that is written as JSON.
+
+    Args:
+        keep: gets after each series what there is by then; the next one may fail or take too long.
 
     Raises:
         SnapshotError: ``configuration_invalid`` for a way that a subject's engine does not have.
@@ -237,17 +241,19 @@ async def restores(
             )
     limit = host_to_device_rate()
     say(f"pinned host memory to device: {_rate(limit)}")
-    rows = []
+    machine = host.environment(find_criu(settings.criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
+    result: dict[str, Any] = {"what": __doc__, "at": time.time(), "environment": machine, "rows": []}
     for subject in subjects:
         for way in ways:
             with tempfile.TemporaryDirectory(prefix="dynamo-snapshot-bench-") as folder:
                 count = repeats.restores if WAYS[way].detached else repeats.of_stock
                 series = Series(subject, way, count, repeats.cold_starts)
                 row = await RestoreSeries(Path(folder), settings, say).measure(series)
-            rows.append(row | {"limit_s": limit_s(row, limit)})
+            row["limit_s"] = limit_s(row, limit)
             say(summary(row))
-    machine = host.environment(find_criu(settings.criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
-    return {"what": __doc__, "at": time.time(), "environment": machine, "rows": rows}
+            result["rows"].append(row)
+            keep(result)
+    return result
 
 
 def summary(row: dict[str, Any]) -> str:

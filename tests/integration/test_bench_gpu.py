@@ -109,3 +109,18 @@ async def test_a_way_that_vllm_does_not_have_is_refused_before_anything_starts(m
     subjects = [torch_subject(1), vllm_subject(model, None, [])]
     with pytest.raises(SnapshotError, match="stock, hugepages cannot be measured"):
         await restores(subjects, ["stock", "hugepages", "detached"], Repeats(1, 1), Agent(), lambda text: None)
+
+
+async def test_what_was_measured_is_kept_before_the_next_series_fails(criu: Path, fake_driver: None) -> None:
+    broken = replace(TOY, case="broken", worker=lambda detached, segments: WorkerSpec(command=("/bin/false",), gpus=1))
+    kept: list[list[str]] = []
+    with pytest.raises(SnapshotError):
+        await restores(
+            [TOY, broken],
+            ["prefetched-small-pages"],
+            Repeats(1, 1),
+            settings(criu),
+            lambda text: None,
+            lambda result: kept.append([row["case"] for row in result["rows"]]),
+        )
+    assert kept == [["6MiB"]]
