@@ -50,9 +50,9 @@ SLACK_PROMPTS = 1.0
 """How many mean prompts' time of the objective is not for waiting: a request's own, and what joins its pass."""
 LEAST_SLACK = 0.15
 """Of the objective, what waiting may take at the least, however long prompts are."""
-LEARNT_FROM = 256
+LEARNT_FROM = 128
 """Passes that are learnt from at one tick, at the most: hardly more are remembered (:data:`service.KEEP_PASSES`)."""
-ALIKE_OF_MANY = 600
+ALIKE_OF_MANY = 150
 """Moments that are looked at where there are more engines than that: their own telemetry takes the time."""
 PRIOR_WEIGHT = 6.0
 PRIOR_BURST_EVERY_S = 60.0
