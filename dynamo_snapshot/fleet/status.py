@@ -45,7 +45,10 @@ def _pool(state: State, name: str, pool: PoolState, now: float) -> PoolStatus:
         serving=serving,
         pending=pending,
         draining=sum(replica.state is ReplicaState.DRAINING for replica in members),
-        parked=sum(replica.state is ReplicaState.PARKED for replica in members),
+        parked=sum(
+            replica.state is ReplicaState.PARKED and state.nodes[replica.node].is_heard(now, state.rules.node_silent_s)
+            for replica in members
+        ),
         parked_target=parked_target(state, name, now),
         unachievable_reason=reason,
         snapshot_id=newest.id if newest else None,

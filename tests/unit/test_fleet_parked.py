@@ -403,3 +403,18 @@ def test_room_is_made_where_it_can_be_used_while_another_node_is_silent() -> Non
     assert [replica.id in world.nodes["one"].replicas for replica in world.live("prefill")] == [True]
     ended = {order.replica_id for order in world.orders.values() if order.kind is OrderKind.DRAIN}
     assert not ended & set(world.nodes["two"].replicas), "what a silent node has parked is left to it"
+
+
+def test_what_is_parked_on_a_silent_node_is_not_told_as_parked_until_the_node_is_heard_again() -> None:
+    world = World(rules(), nodes=("one", "two"))
+    world.run(10)
+    world.nodes["two"].snapshots = list(world.nodes["one"].snapshots)
+    world.decide(1)
+    world.hint(2, lasts_s=1e3)
+    world.run(30)
+    world.nodes["two"].up = False
+    world.run(world.rules.node_silent_s + 1)
+    assert (pool(world).parked, pool(world).parked_target, len(world.parked())) == (1, 2, 2)
+    world.nodes["two"].up = True
+    world.run(5)
+    assert pool(world).parked == 2

@@ -118,8 +118,7 @@ class Draft:
 
     def heard(self) -> list[Node]:
         """The nodes that have reported lately: only these get new work."""
-        limit = self.rules.node_silent_s
-        return [n for n in self.nodes.values() if n.reported is not None and self.now - n.heard_at <= limit]
+        return [node for node in self.nodes.values() if node.is_heard(self.now, self.rules.node_silent_s)]
 
     def occupied(self, node: str) -> int:
         """Replicas that take up ``node``, in whatever state."""

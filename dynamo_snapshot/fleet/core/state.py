@@ -84,6 +84,10 @@ class Node(Value, frozen=True):
     prefetched: dict[str, float] = msgspec.field(default_factory=dict)
     """When it was last asked to prefetch, by snapshot."""
 
+    def is_heard(self, now: float, silent_s: float) -> bool:
+        """Whether it has reported within ``silent_s`` seconds."""
+        return self.reported is not None and now - self.heard_at <= silent_s
+
 
 class Block(Value, frozen=True):
     """A pool that pauses: its starts after a place used up its attempts, its parking after a parked replica failed.
