@@ -21,7 +21,8 @@ from pathlib import Path
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
-_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,127}$")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,104}-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+"""As :meth:`SnapshotStore.stage` makes them. Any other folder is somebody else's: neither listed nor removed."""
 
 
 class Layout:
@@ -45,7 +46,7 @@ class Layout:
 
     def published(self, snapshot_id: str) -> Path:
         """Returns the folder of a published snapshot; raises ``snapshot_missing`` for what cannot be an id."""
-        if not _ID.match(snapshot_id):
+        if not _ID.fullmatch(snapshot_id):
             raise missing(snapshot_id, self.root)
         return self.root / snapshot_id
 
@@ -61,7 +62,7 @@ class Layout:
     def ids(self) -> list[str]:
         """The ids of all that is published, sorted; empty where there is no store."""
         try:
-            return sorted(path.name for path in self.root.iterdir() if _ID.match(path.name) and path.is_dir())
+            return sorted(path.name for path in self.root.iterdir() if _ID.fullmatch(path.name) and path.is_dir())
         except FileNotFoundError:
             return []
 

@@ -357,3 +357,14 @@ def test_a_use_that_comes_too_late_leaves_no_lock_file(store: SnapshotStore, mon
         pass
     assert caught.value.reason is Reason.SNAPSHOT_MISSING
     assert store.sweep() == []
+
+
+def test_a_folder_that_is_no_snapshot_is_neither_listed_nor_removed(store: SnapshotStore) -> None:
+    snapshot_id = publish(store)
+    for name in ("mydata", "decode-2026", f"{snapshot_id}-old"):
+        (store.root / name).mkdir()
+        (store.root / name / "thesis.txt").write_text("years of work")
+        with refused(Reason.SNAPSHOT_MISSING, name):
+            store.remove(name)
+        assert (store.root / name / "thesis.txt").exists()
+    assert [summary.id for summary in store.list()] == [snapshot_id]
