@@ -170,6 +170,8 @@ class Gpu(Section):
 
 
 class Agent(Section):
+    """Relative paths start at fleet.yaml's folder."""
+
     runtime_dir: Path = Field(Path("/run/dynamo-snapshot"), description="Houses, journal and bus of this host.")
     store_dir: Path = Field(Path("/var/lib/dynamo-snapshot/snapshots"), description="Published snapshots.")
     criu: Path | None = Field(None, description="The criu to run; else DYNAMO_SNAPSHOT_CRIU, the installed one, PATH.")
@@ -387,8 +389,15 @@ def load_fleet(path: Path) -> Fleet:
         fleet = Fleet.model_validate(source.data)
     except ValidationError as error:
         raise _invalid("\n".join(_problems(path, source, error))) from error
+    folder, agent = path.absolute().parent, fleet.agent
+    paths = {"runtime_dir": folder / agent.runtime_dir, "store_dir": folder / agent.store_dir}
+    if agent.criu is not None:
+        paths["criu"] = folder / agent.criu
     return fleet.model_copy(
-        update={"model": fleet.model.model_copy(update={"path": (path.parent / fleet.model.path).resolve()})}
+        update={
+            "model": fleet.model.model_copy(update={"path": (folder / fleet.model.path).resolve()}),
+            "agent": agent.model_copy(update=paths),
+        }
     )
 
 

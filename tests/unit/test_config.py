@@ -41,6 +41,18 @@ def test_a_minimal_file_gets_the_documented_defaults(tmp_path: Path) -> None:
     assert fleet.model.path == tmp_path / "model", "relative paths start at the file's folder"
 
 
+def test_the_agent_s_relative_paths_start_at_the_file_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "fleet.yaml"
+    file.write_text(MINIMAL + "agent: {runtime_dir: run, store_dir: ./store, criu: /opt/criu}\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for named in (file, Path("..") / "fleet.yaml"):
+        agent = load_fleet(named).agent
+        assert [agent.runtime_dir.resolve(), agent.store_dir.resolve()] == [tmp_path / "run", tmp_path / "store"]
+        assert agent.runtime_dir.is_absolute()
+        assert agent.criu == Path("/opt/criu")
+
+
 @pytest.mark.parametrize(
     ("change", "line", "field", "expected"),
     [
