@@ -18,7 +18,10 @@ def capture(
     ] = "worker",
     env: EnvironmentOption = None,
     model_path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The model's folder: a snapshot fits only the same files.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", exists=True, file_okay=False, help="The model's folder: a snapshot fits only the same files."
+        ),
     ] = None,
     boot_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long the worker may boot.")] = 600,
     keep: Annotated[bool, typer.Option("--keep", help="Let the worker serve on until Ctrl-C.")] = False,
@@ -35,12 +38,19 @@ def capture(
     Progress goes to standard error; standard output has only the id. Ctrl-C gives up and leaves nothing, unless the
     snapshot is published already.
     """
+    import math
     import os
+    import re
 
     from dynamo_snapshot.agent import direct
     from dynamo_snapshot.cli.direct import assignments, note_relative_paths, run, say, settings
+    from dynamo_snapshot.config import NAME_PATTERN
     from dynamo_snapshot.model import WorkerSpec
 
+    if not re.match(NAME_PATTERN, pool):
+        raise typer.BadParameter(f"{pool!r} is not of small letters, digits and hyphens", param_hint="--pool")
+    if not 0 < boot_timeout < math.inf:
+        raise typer.BadParameter(f"{boot_timeout:g} is not a time", param_hint="--boot-timeout")
     spec = WorkerSpec(
         command=tuple(command),
         environment=assignments(env),

@@ -103,6 +103,26 @@ def test_a_command_that_fails_is_one_sentence(place: Place) -> None:
     assert place.is_clean()
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--pool", "A/..b"), "A/..b"),
+        (("--pool", ""), "--pool"),
+        (("--boot-timeout", "-1"), "-1"),
+        (("--boot-timeout", "nan"), "nan"),
+        (("--model-path", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_before_a_worker_starts(
+    place: Place, options: tuple[str, ...], named: str
+) -> None:
+    refused = subprocess.run(place.capture(*options), capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2, refused.stderr
+    assert named in refused.stderr
+    assert "starting" not in refused.stderr
+    assert not place.store.exists()
+
+
 def test_ctrl_c_before_the_worker_is_ready_leaves_nothing(place: Place) -> None:
     capturing = subprocess.Popen(
         place.capture("--env", "TOY_BOOT_S=600"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
