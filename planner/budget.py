@@ -1,7 +1,8 @@
 """What is bought first when pools together want more GPUs than there are: a pure function.
 
-Each pool keeps its minimum. Then, one replica at a time, the one that averts the most misses for its GPUs,
-while it can be paid for; pools that predict nothing come in turn by the share of their wish that they have.
+Each pool keeps its minimum. Then, one replica at a time, the one that saves the most for its GPUs, by the misses
+that it averts less what it costs, while there are GPUs for it; pools that predict nothing come in turn by the share
+of their wish that they have.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class Want:
     """Of one replica, at least 1."""
     choices: Sequence[Choice] = ()
     """Sizes with predicted misses, the smallest first; empty: none were predicted."""
+    miss_cost_s: float = 1.0
+    """GPU-seconds that a miss is worth."""
+    replica_cost: float = 0.0
+    """GPU-seconds that a replica costs in a second; 0: misses alone count."""
 
     def misses(self, replicas: int) -> float | None:
         """Predicted requests a second that miss their objective with ``replicas``; None: not predicted."""
@@ -33,7 +38,7 @@ class Want:
 
 
 def allocate(wants: Mapping[Name, Want], gpus: int) -> dict[Name, int]:
-    """Returns replicas by pool: what is wanted where ``gpus`` are enough, else what averts the most misses.
+    """Returns replicas by pool: what is wanted where ``gpus`` are enough, else what saves the most.
 
     Minimums are given even where they alone exceed the budget: they are the user's word, as the budget is, and
     a pool without a replica serves nobody.
@@ -50,11 +55,11 @@ def allocate(wants: Mapping[Name, Want], gpus: int) -> dict[Name, int]:
 
 
 def _worth(want: Want, replicas: int) -> float:
-    """Misses a second that more replicas avert for each GPU, at the best step from here to the wish."""
-    now = want.misses(replicas)
-    if now is None:
-        return 0.0
-    return max((now - (want.misses(size) or 0.0)) / ((size - replicas) * want.gpus) for size in _steps(want, replicas))
+    """GPU-seconds a second that more replicas save for each GPU, at the best step from here to the wish."""
+    averted, now = 0.0, want.misses(replicas)
+    if now is not None:
+        averted = max((now - (want.misses(size) or 0.0)) / (size - replicas) for size in _steps(want, replicas))
+    return (want.miss_cost_s * averted - want.replica_cost) / want.gpus
 
 
 def _steps(want: Want, replicas: int) -> set[int]:

@@ -35,6 +35,8 @@ class RoleBounds:
     """Kept parked by the pool's own setting; a hint never asks for fewer."""
     gpus: int | None = None
     """That one replica takes; None: not known, which a ``gpu_budget`` refuses."""
+    gpu_cost: float = 1.0
+    """Of one GPU of its type, in the GPUs that ``miss_cost_s`` counts in."""
 
 
 def planner_config(
@@ -108,6 +110,7 @@ def planner_config(
                 "ttft_objective_s": ttft_objective_s,
                 "itl_objective_s": itl_objective_s,
                 "miss_cost_s": miss_cost_s,
+                "replica_cost": (bounds.gpus or 1) * bounds.gpu_cost,
                 "stale_after_s": max(5.0, 3 * tick_s),
             }
             for role, bounds in known.items()

@@ -218,7 +218,7 @@ def engine_from_options(
         raise ValueError(f"hints: {hints} needs a ttft_objective_s: without one nothing is predicted")
     hint_policy = HintPolicy(
         Hinting(hints),
-        {role: knobs.miss_cost_s for role, knobs in policy.policies.items()},
+        {role: knobs.miss_replica_s for role, knobs in policy.policies.items()},
         {Role(name): count for name, count in (parked_least or {}).items()},
         parked_most,
     )

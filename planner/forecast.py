@@ -101,11 +101,11 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Objectives:
-    """What the user wants, in seconds."""
+    """What the user wants, in seconds; a miss is worth so many of one replica."""
 
     ttft_s: float
     itl_s: float | None
-    miss_cost_s: float
+    miss_replica_s: float
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,10 @@ def look_ahead(
     prefill_s = flow.prompt * per_token / capacity.share
 
     def change_cost(new: int) -> float:
-        """GPU-seconds that ``new`` more replicas cost before they are of use."""
+        """Seconds of one replica that ``new`` more cost before they are of use."""
         ready = max(1, capacity.ready)
         missed = flood(in_flight / (ready + new), rate, prefill_s, slack_s, new)
-        return new * (lead_s + objectives.miss_cost_s * missed)
+        return new * (lead_s + objectives.miss_replica_s * missed)
 
     hold_s = min(MOST_HELD_S, change_cost(1))
     kept_s = max(KEPT_AFTER_START_S, hold_s) + lead_s
@@ -280,9 +280,9 @@ def look_ahead(
         possible = known + _prior(history, capacity, window_s, tick_s, per_token, flow.prompt)
         by_size = misses_by_size(possible, lowest, highest, waiting)
         if not rise:
-            rise = tuple(priced(by_size, objectives.miss_cost_s, start_cost))
+            rise = tuple(priced(by_size, objectives.miss_replica_s, start_cost))
             keep = cheapest(rise).replicas
-        keep = max(keep, cheapest_there(by_size, objectives.miss_cost_s))
+        keep = max(keep, cheapest_there(by_size, objectives.miss_replica_s))
     floor = math.ceil(waiting_s / (slack_s + lead_s) - 1e-9)
     if objectives.itl_s is not None:
         most = service.requests_within(objectives.itl_s)

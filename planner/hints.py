@@ -57,8 +57,8 @@ class HintPolicy:
     """
 
     hinting: Hinting = Hinting.NONE
-    miss_cost_s: Mapping[Role, float] = field(default_factory=lambda: MappingProxyType({}))
-    """GPU-seconds that a missed request is worth, as in each role's policy."""
+    miss_replica_s: Mapping[Role, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Seconds of one replica that a missed request is worth, as in each role's policy."""
     parked_least: Mapping[Role, int] = field(default_factory=lambda: MappingProxyType({}))
     """What the pool keeps parked by its own setting: a hint never asks for fewer."""
     parked_most: int = 2
@@ -82,7 +82,7 @@ class HintPolicy:
         for role, proposal in proposals.items():
             if proposal.forecast is None or proposal.replicas is None:
                 continue  # what is unknown changes nothing
-            more = self.beyond(proposal.forecast, self.miss_cost_s.get(role, 0.0)) - proposal.replicas
+            more = self.beyond(proposal.forecast, self.miss_replica_s.get(role, 0.0)) - proposal.replicas
             windows[role] = windows.get(role, NeedWindow()).add(now, max(0, more), KEPT_S)
             hints[role] = self._pool_hint(role, windows[role].highest)
         changed = hints != dict(memory.hints)
@@ -94,11 +94,11 @@ class HintPolicy:
         )
         return hint, replace(memory, told_at=now)
 
-    def beyond(self, forecast: Forecast, miss_cost_s: float) -> int:
+    def beyond(self, forecast: Forecast, miss_replica_s: float) -> int:
         """The size that would be worth having if a further replica cost :data:`PARKED_SHARE` of one that serves."""
         cheap = min(
             forecast.choices,
-            key=lambda choice: (PARKED_SHARE * choice.replicas + miss_cost_s * choice.misses, choice.replicas),
+            key=lambda choice: (PARKED_SHARE * choice.replicas + miss_replica_s * choice.misses, choice.replicas),
         )
         return max(cheap.replicas, forecast.rise, forecast.keep)
 

@@ -93,21 +93,22 @@ class JointPolicy:
         """Builds it from plain values, as YAML and decision logs hold them.
 
         Args:
-            roles: ``{"decode": {knob: value}, …}``; the knobs are :class:`LoadPolicy`'s fields.
+            roles: ``{"decode": {knob: value}, …}``; the knobs are :class:`LoadPolicy`'s fields, ``replica_cost``
+                where it is left out the GPUs that a replica takes.
 
         Raises:
             ValueError: naming the role or knob that is wrong.
         """
         if not roles:
             raise ValueError("roles is empty: name at least one of decode, prefill")
+        gpus = {Role(name): count for name, count in (gpus_per_replica or {}).items()}
         policies = {}
         for name, knobs in roles.items():
             try:
                 role = Role(name)
-                policies[role] = LoadPolicy(role=role, **knobs)
+                policies[role] = LoadPolicy(role=role, **{"replica_cost": max(1, gpus.get(role, 1)), **knobs})
             except (TypeError, ValueError) as error:
                 raise ValueError(f"roles.{name}: {error}") from error
-        gpus = {Role(name): count for name, count in (gpus_per_replica or {}).items()}
         return cls(policies, gpu_budget, gpus, insists)
 
     def plain(self) -> dict[str, Any]:
@@ -169,6 +170,8 @@ class JointPolicy:
                 self.policies[role].min_replicas,
                 costs[role],
                 proposal.forecast.choices if proposal.forecast else (),
+                self.policies[role].miss_cost_s,
+                self.policies[role].replica_cost,
             )
             for role, proposal in proposals.items()
             if proposal.replicas is not None and costs[role] > 0

@@ -64,6 +64,14 @@ KNOBS: tuple[Knob, ...] = (
         "what one request outside its objective is worth: higher buys attainment with idle replicas",
     ),
     Knob(
+        "replica_cost",
+        "GPUs",
+        0.001,
+        math.inf,
+        "what a replica costs a second, in the GPU-seconds of `miss_cost_s`: its GPUs, each by what its type costs "
+        "beside the others; where it is left out, `gpus_per_replica`",
+    ),
+    Knob(
         "target_requests_per_replica",
         "requests",
         0,

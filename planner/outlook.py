@@ -266,19 +266,20 @@ def misses_by_size(
 
 
 def priced(
-    by_size: Iterable[tuple[int, float]], miss_cost_s: float, start_cost: Callable[[int], float]
+    by_size: Iterable[tuple[int, float]], miss_replica_s: float, start_cost: Callable[[int], float]
 ) -> list[Choice]:
-    """What these sizes would cost.
+    """What these sizes would cost, in replicas.
 
     Args:
+        miss_replica_s: seconds of one replica that a miss is worth.
         start_cost: of going to a size, spread over the time for which it will be kept.
     """
-    return [Choice(size, misses, size + start_cost(size) + miss_cost_s * misses) for size, misses in by_size]
+    return [Choice(size, misses, size + start_cost(size) + miss_replica_s * misses) for size, misses in by_size]
 
 
-def cheapest_there(by_size: Iterable[tuple[int, float]], miss_cost_s: float) -> int:
+def cheapest_there(by_size: Iterable[tuple[int, float]], miss_replica_s: float) -> int:
     """The smallest size of those that cost least where nothing has to be started for them."""
-    return min([(size + miss_cost_s * misses, size) for size, misses in by_size])[1]
+    return min([(size + miss_replica_s * misses, size) for size, misses in by_size])[1]
 
 
 def cheapest(choices: Sequence[Choice]) -> Choice:

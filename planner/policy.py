@@ -120,6 +120,7 @@ class LoadPolicy:
     ttft_objective_s: float | None = None
     itl_objective_s: float | None = None
     miss_cost_s: float = 10.0
+    replica_cost: float = 1.0
     target_requests_per_replica: float = 4.0
     spare_replicas: int = 0
     min_replicas: int = 1
@@ -135,6 +136,11 @@ class LoadPolicy:
         wrong = broken({knob.name: getattr(self, knob.name) for knob in KNOBS})
         if wrong:
             raise ValueError("; ".join(f"{rule} ({self.role} policy)" for rule in wrong))
+
+    @property
+    def miss_replica_s(self) -> float:
+        """Seconds of one replica that a request outside its objective is worth."""
+        return self.miss_cost_s / self.replica_cost
 
     def decide(self, observation: Observation, memory: Memory, now: float) -> tuple[Proposal, Memory]:
         """Returns the proposal for this tick and the memory for the next.
@@ -242,7 +248,7 @@ class LoadPolicy:
             memory.free,
             forecast.lead_s,
         )
-        terms = Terms(self.miss_cost_s, queue, BALANCE, empty_s)
+        terms = Terms(self.miss_replica_s, queue, BALANCE, empty_s)
         return memory.steady.add(tick, terms, self.min_replicas, self.max_replicas)
 
     def _within(self, memory: Memory, load: Load) -> tuple[int, str]:
@@ -260,7 +266,7 @@ class LoadPolicy:
         by_count = self._by_count(load)
         forecast = None
         if self.ttft_objective_s is not None:
-            objectives = Objectives(self.ttft_objective_s, self.itl_objective_s, self.miss_cost_s)
+            objectives = Objectives(self.ttft_objective_s, self.itl_objective_s, self.miss_replica_s)
             there = memory.free if memory.target is not None else observation.ready or 0
             forecast = look_ahead_with_parked(
                 memory.knowledge, observation, objectives, there, self.min_replicas, self.max_replicas

@@ -48,7 +48,8 @@ class Tick:
 class Terms:
     """What counts."""
 
-    miss_cost_s: float
+    miss_replica_s: float
+    """Seconds of one replica that a miss is worth."""
     queue: Queue
     """How many requests are late because their replica happens to be busy."""
     share: float
@@ -124,7 +125,7 @@ class Steady:
 
 
 def _costs(tick: Tick, terms: Terms) -> Callable[[float, int, int, float], tuple[float, float]]:
-    missed_s = terms.miss_cost_s * tick.requests
+    missed_s = terms.miss_replica_s * tick.requests
     missed: dict[tuple[int, float], float] = {}
     enough = math.inf
 

@@ -145,6 +145,14 @@ def test_what_a_role_does_not_want_any_more_is_the_other_s_at_once() -> None:
     assert shares([even, odd, even, ((1, 0.0), (8, 10.0))], 6) == [(3, 3), (3, 3), (3, 3), (1, 5)]
 
 
+def test_a_replica_costs_its_gpus_unless_it_is_said_what_their_type_costs() -> None:
+    roles = {"decode": {**KNOBS, "replica_cost": 0.8}, "prefill": KNOBS}
+    policy = JointPolicy.of(roles, 11, {"decode": 2, "prefill": 4})
+    assert {role.value: knobs.replica_cost for role, knobs in policy.policies.items()} == {"decode": 0.8, "prefill": 4}
+    assert JointPolicy.of(ROLES).policies[Role.DECODE].replica_cost == 1
+    assert JointPolicy.of(ROLES, 8, {"decode": 1, "prefill": 0}).policies[Role.PREFILL].replica_cost == 1
+
+
 def test_the_same_options_make_the_same_policy_whoever_reads_them() -> None:
     policy = JointPolicy.of(ROLES, 11, {"decode": 1, "prefill": 2})
     assert JointPolicy.of(**policy.plain()) == policy

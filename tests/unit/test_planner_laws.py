@@ -139,6 +139,17 @@ def test_a_pool_that_is_idle_for_long_comes_back_to_its_minimum(
     assert live.seen[-1][2].replicas == POLICY.min_replicas
 
 
+@slow
+@given(loads(), st.sampled_from([0.25, 2.0, 8.0]))
+def test_replicas_on_gpus_of_twice_the_price_are_ordered_as_if_a_miss_were_worth_half(
+    requests: list[TraceRequest], replica_cost: float
+) -> None:
+    dear = Live(replace(POLICY, miss_cost_s=10.0, replica_cost=replica_cost))
+    plain = Live(replace(POLICY, miss_cost_s=10.0 / replica_cost))
+    assert run(requests, dear, seconds=150.0) == run(requests, plain, seconds=150.0)
+    assert [proposal for *_, proposal in dear.seen] == [proposal for *_, proposal in plain.seen]
+
+
 @pytest.mark.parametrize("rate", [3.0, 6.0, 12.0])
 @pytest.mark.parametrize("miss_cost_s", [3.0, 30.0])
 def test_a_steady_noisy_load_does_not_flap(rate: float, miss_cost_s: float) -> None:

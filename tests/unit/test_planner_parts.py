@@ -337,6 +337,16 @@ def test_what_averts_the_most_misses_for_its_gpus_is_bought_first() -> None:
     assert sorted(allocate({"a": silent, "b": silent}, 8).values()) == [4, 4]
 
 
+def test_of_equal_misses_those_that_are_worth_more_are_averted_first_and_on_the_cheaper_gpus() -> None:
+    choices = (Choice(1, 3.0, 0.0), Choice(4, 0.0, 0.0))
+    first, second = (Want(4, 1, 1, choices, miss_cost_s=worth) for worth in (5.0, 20.0))
+    assert allocate({"first": first, "second": second}, 5) == {"first": 1, "second": 4}
+    first, second = (Want(4, 1, 1, choices, miss_cost_s=10.0, replica_cost=cost) for cost in (0.4, 1.0))
+    assert allocate({"first": first, "second": second}, 5) == {"first": 4, "second": 1}
+    cheap, silent = (Want(4, 1, 1, replica_cost=cost) for cost in (0.4, 1.0))
+    assert allocate({"cheap": cheap, "silent": silent}, 5) == {"cheap": 4, "silent": 1}
+
+
 def test_of_many_moments_alike_some_count_for_the_others() -> None:
     known = history([20_000.0 + 100 * (second % 7) for second in range(1700)])
     every, some = (known.alike(known.now, 3, 1e-4, most) for most in (1800, 600))
