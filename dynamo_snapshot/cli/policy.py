@@ -114,6 +114,7 @@ def tune(
     from dynamo_snapshot.cli.replay import print_scene
     from dynamo_snapshot.cli.running import note_engines, output, simulated
     from dynamo_snapshot.replay.comparison.advice import Wish, advise
+    from dynamo_snapshot.replay.comparison.fit import require_fit
     from dynamo_snapshot.replay.comparison.frontier import frontier
     from dynamo_snapshot.replay.comparison.matrix import swept
     from dynamo_snapshot.replay.comparison.rows import OURS, scenes
@@ -126,6 +127,7 @@ def tune(
     sources = named_sources(traces or ())
     require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
+    require_fit(sources, half, settings)
     note_engines(console, settings)
     ours = combinations(OURS, knobs) if knobs else swept(OURS)
     sizes = sorted({setting.bounded(size) for setting in settings.values() for size in range(1, 65)})
@@ -168,6 +170,7 @@ def bench(
     from dynamo_snapshot.cli.running import ending, output, shown, usable_processors
     from dynamo_snapshot.local.host import environment
     from dynamo_snapshot.replay.comparison.bench import Bench
+    from dynamo_snapshot.replay.comparison.fit import require_fit
     from dynamo_snapshot.replay.comparison.matrix import Matrix
     from dynamo_snapshot.replay.comparison.overview_plot import overview
     from dynamo_snapshot.replay.comparison.settings import setting_of
@@ -181,6 +184,7 @@ def bench(
     with held(json_file):
         require(sources, half)
         settings = {source.name: setting_of(source) for source in sources}
+        require_fit(sources, half, settings)
         matrix = Matrix(sources, half, policies or catalog.names(), seeds, settings)
         run = Bench(matrix, json_file, again=again, environment=environment())
         if run.dropped:

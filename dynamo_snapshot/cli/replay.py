@@ -61,6 +61,7 @@ def replay(
     """
     from dynamo_snapshot.cli.results import require_writable
     from dynamo_snapshot.cli.running import note_engines, output, simulated
+    from dynamo_snapshot.replay.comparison.fit import require_fit
     from dynamo_snapshot.replay.comparison.runs import runs
     from dynamo_snapshot.replay.comparison.settings import changed, setting_of
     from dynamo_snapshot.replay.comparison.sources import named_sources, require
@@ -71,6 +72,7 @@ def replay(
     sources = named_sources(traces or ())
     require(sources, half)
     settings = {source.name: changed(setting_of(source), changes or ()) for source in sources}
+    require_fit(sources, half, settings)
     note_engines(console, settings)
     with console.status("reading policies"):
         planned = runs(sources, half, policies or catalog.names(), starts or DEFAULT_STARTS, seeds, settings)

@@ -20,7 +20,7 @@ from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.lanes import Lane
 from dynamo_snapshot.replay.comparison.parallel import work
 from dynamo_snapshot.replay.comparison.rows import OURS, Start
-from dynamo_snapshot.replay.comparison.runs import Run, runs
+from dynamo_snapshot.replay.comparison.runs import Run, perform, runs
 from dynamo_snapshot.replay.comparison.settings import changed, combinations, field_names, setting_of
 from dynamo_snapshot.replay.comparison.sources import BUNDLED_S, Source, named_sources, part, study_sources
 from dynamo_snapshot.replay.simulation.setting import Setting
@@ -86,9 +86,21 @@ def test_a_setting_is_changed_by_its_fields() -> None:
         ("max_replica=8", "max_replica: there is no such field"),
         ("engine=fast", "engine: there is no such field"),
         ("engine.speed.x=1", "engine.speed.x: there is no such field"),
-        ("max_replicas", "max_replicas: there is no such field"),
-        ("max_replicas=many", "--setting max_replicas: Expected `int`"),
-        ("engine.kv_tokens=x", "--setting engine.kv_tokens: Expected `int`"),
+        ("max_replicas", "--setting max_replicas: no value"),
+        ("max_replicas=many", "--setting max_replicas: expected a whole number, not many"),
+        ("max_replicas=", "--setting max_replicas: expected a whole number, not nothing"),
+        ("engine.kv_tokens=x", "--setting engine.kv_tokens: expected a whole number, not x"),
+        ("engine.kv_tokens=1e400", "--setting engine.kv_tokens: expected a whole number, not 1e400"),
+        (f"engine.kv_tokens=1{400 * '0'}", "engine.kv_tokens: expected a whole number from 1 to 1000000000000, not 1"),
+        ("engine.max_batched_tokens=1000000001", "expected a whole number from 1 to 1000000000, not 1000000001"),
+        ("engine.speed=1e-320", "--setting engine.speed: expected a number from 0.000001 to 1000000, not 1e-320"),
+        ("engine.decode_speed=1e300", "--setting engine.decode_speed: expected a number from 0.000001 to 1000000"),
+        ("engine.speed=nan", "speed must be a positive number"),
+        ("ttft_objective_s=nan", "objectives must be positive"),
+        ("ttft_objective_s=inf", "--setting ttft_objective_s: expected a number from 0.000001 to 10000000, not inf"),
+        ("drain_limit_s=inf", "--setting drain_limit_s: expected a number from 0 to 10000000, not inf"),
+        ("max_replicas=10001", "--setting max_replicas: expected a whole number from 1 to 10000, not 10001"),
+        ("router=foo", "router: expected one of round-robin, least-loaded, shared-queue, not foo"),
         ("min_replicas=20", "max_replicas must be at least min_replicas"),
         ("engine.speed=0", "speed must be a positive number"),
         ("name=mine", "--setting name: a setting is called after its trace"),
@@ -111,6 +123,14 @@ def test_all_fields_of_a_setting_can_be_changed() -> None:
         folder, _, name = field.rpartition(".")
         value = (values[folder] if folder else values)[name]
         assert changed(Setting(), [f"{field}={value}"]) == Setting()
+
+
+def test_every_field_of_a_setting_that_is_a_number_has_a_least_and_a_most() -> None:
+    """A field without them takes what no policy can reckon with."""
+    numbers = set(field_names(msgspec.to_builtins(Setting()))) - {"router"}
+    for field in numbers:
+        with pytest.raises(SnapshotError):
+            changed(Setting(max_replicas=10**4, initial_replicas=10**4), [f"{field}=1{40 * '0'}"])
 
 
 def test_rows_of_dynamos_planner_are_those_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +174,37 @@ def test_seeds_are_for_what_dice_decide() -> None:
 def test_what_does_not_exist_is_refused_before_anything_runs(policy: str, start: str) -> None:
     with pytest.raises(SnapshotError):
         runs([BUNDLED], Half.WHOLE, [policy], [start], 1, {"excerpt": Setting()})
+
+
+@pytest.mark.parametrize(
+    ("policy", "bounds", "said"),
+    [
+        ("clairvoyant", (1, 129), "plans with 128 sizes at most, not with 1 to 129 replicas"),
+        ("clairvoyant(miss_cost_s=3)", (2, 10**4), "plans with 128 sizes at most"),
+        ("snapshot(tick_s=1e-300)", (1, 16), "would decide every 1e-300 s"),
+    ],
+)
+def test_what_no_run_would_end_well_with_is_refused(policy: str, bounds: tuple[int, int], said: str) -> None:
+    least, most = bounds
+    setting = Setting(min_replicas=least, max_replicas=most, initial_replicas=least)
+    with pytest.raises(SnapshotError, match=said):
+        runs([BUNDLED], Half.FIRST, [policy], ["restore-2s"], 1, {"excerpt": setting})
+
+
+def test_the_ceiling_plans_with_as_many_sizes_as_are_let_through() -> None:
+    setting = Setting(max_replicas=128)
+    (run,) = runs([BUNDLED], Half.FIRST, ["clairvoyant"], ["restore-2s"], 1, {"excerpt": setting})
+    assert perform(run).row.ttft_attainment > 0.9
+
+
+def test_memory_that_runs_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("dynamo_snapshot.replay.comparison.runs.simulate", out)
+    (run,) = runs([BUNDLED], Half.FIRST, ["hpa"], ["cold-9s"], 1, {"excerpt": Setting()})
+    with pytest.raises(SnapshotError, match="excerpt: memory ran out while hpa was simulated, with at most 16 repl"):
+        perform(run)
 
 
 def test_runs_give_rows_that_say_how_their_replicas_came_to_be() -> None:

@@ -11,7 +11,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.lanes import Lane, Size
-from dynamo_snapshot.replay.comparison.rows import OURS, Key, Row, Start, family, spec_of
+from dynamo_snapshot.replay.comparison.rows import CEILING, OURS, Key, Row, Start, family, spec_of
 from dynamo_snapshot.replay.comparison.sources import Source, part
 from dynamo_snapshot.replay.policies import catalog
 from dynamo_snapshot.replay.policies.engine_facts import Traffic
@@ -22,6 +22,10 @@ from dynamo_snapshot.replay.simulation.signals import Policy
 from dynamo_snapshot.replay.simulation.startup import StartupModel, startup_model
 
 NO_START = "none"
+MOST_PLANNED = 128
+"""Sizes among which the ceiling can choose: it keeps its choices in a byte each."""
+SHORTEST_INTERVAL_S = 0.01
+"""Between two decisions; with a shorter one a run would take for ever."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,21 @@ def runs(
 
 def _name(spec: str, setting: Setting) -> str:
     """The catalog's name of a policy; ours keeps what was said, so that each row tells the knob's value."""
-    name = catalog.build(spec, setting).name
+    policy = catalog.build(spec, setting)
+    name = policy.name
+    if not policy.interval_s >= SHORTEST_INTERVAL_S:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"policy {name}: it would decide every {policy.interval_s:g} s",
+            f"Let it decide every {SHORTEST_INTERVAL_S:g} s at most.",
+        )
+    if family(name)[0] == CEILING and setting.max_replicas - setting.min_replicas >= MOST_PLANNED:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"policy {CEILING} plans with {MOST_PLANNED} sizes at most, not with {setting.min_replicas} to "
+            f"{setting.max_replicas} replicas",
+            "Bring max_replicas and min_replicas closer, or name the other policies with --policy.",
+        )
     return "".join(spec.split()) if family(name)[0] == OURS else name
 
 
@@ -97,19 +115,31 @@ def known_startup(spec: str) -> StartupModel:
 
 
 def perform(run: Run) -> Lane:
-    """Simulates ``run``: its row, and the pool's sizes over time."""
+    """Simulates ``run``: its row, and the pool's sizes over time.
+
+    Raises:
+        SnapshotError: ``configuration_invalid`` where memory does not suffice.
+    """
     half = part(run.source, run.half)
     model = startup_model("cold(0)" if run.startup == NO_START else run.startup)
     began = time.perf_counter()
-    outcome = simulate(
-        half.played,
-        policy_of(run),
-        run.setting,
-        model,
-        seed=run.seed,
-        duration_s=half.begin_s + half.duration_s,
-        measured_from_s=half.begin_s,
-    )
+    try:
+        outcome = simulate(
+            half.played,
+            policy_of(run),
+            run.setting,
+            model,
+            seed=run.seed,
+            duration_s=half.begin_s + half.duration_s,
+            measured_from_s=half.begin_s,
+        )
+    except MemoryError as error:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"{run.source.name}: memory ran out while {run.policy} was simulated, with at most "
+            f"{run.setting.max_replicas} replicas",
+            "Take fewer processes (--jobs 1), a lower max_replicas or a shorter trace, or name other policies.",
+        ) from error
     return Lane(_row(run, model, outcome, time.perf_counter() - began), _sizes(outcome, half.begin_s))
 
 

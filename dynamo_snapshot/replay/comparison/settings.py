@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,20 @@ from dynamo_snapshot.replay.simulation.study import study
 
 _NAMES = ("name",)
 """Fields that change no run: results go by the trace's name."""
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "engine.speed": (1e-6, 1e6),
+    "engine.decode_speed": (1e-6, 1e6),
+    "engine.max_batched_tokens": (1, 10**9),
+    "engine.max_requests": (1, 10**9),
+    "engine.kv_tokens": (1, 10**12),
+    "min_replicas": (1, 10**4),
+    "max_replicas": (1, 10**4),
+    "initial_replicas": (1, 10**4),
+    "ttft_objective_s": (1e-6, 1e7),
+    "itl_objective_s": (1e-6, 1e7),
+    "drain_limit_s": (0, 1e7),
+}
+"""Least and most. Far beyond what is real, and within what every policy can reckon with and JSON can write."""
 
 
 def setting_of(source: Source) -> Setting:
@@ -31,6 +46,7 @@ def changed(setting: Setting, changes: Sequence[str]) -> Setting:
         SnapshotError: ``configuration_invalid``, naming the field and what was expected.
     """
     values = msgspec.to_builtins(setting)
+    texts: dict[str, str] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         *folders, field = name.strip().split(".")
@@ -45,19 +61,30 @@ def changed(setting: Setting, changes: Sequence[str]) -> Setting:
             place = place.get(folder)
             if not isinstance(place, dict):
                 raise _unknown(name, values)
-        if not equals or field not in place or isinstance(place[field], dict):
+        if field not in place or isinstance(place[field], dict):
             raise _unknown(name, values)
-        place[field] = text.strip()
+        if not equals:
+            raise SnapshotError(Reason.CONFIGURATION_INVALID, f"--setting {name}: no value", _known(values))
+        texts[name.strip()] = place[field] = text.strip()
+    fields = msgspec.to_builtins(setting)
     try:
-        return msgspec.convert(values, Setting, strict=False)
+        found = msgspec.convert(values, Setting, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         # msgspec names the field at the end, as a path: `$.engine.speed`.
-        message, _, place = str(error).partition(" - at `$.")
+        message, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`")
+        said = f"expected {_expected(name)}, not {texts[name] or 'nothing'}" if name in texts else message
         raise SnapshotError(
-            Reason.CONFIGURATION_INVALID,
-            f"--setting {place.rstrip('`') or ' '.join(changes)}: {message}",
-            _known(msgspec.to_builtins(setting)),
+            Reason.CONFIGURATION_INVALID, f"--setting {name or ' '.join(changes)}: {said}", _known(fields)
         ) from error
+    for name, text in texts.items():
+        if name in _RANGES and not _RANGES[name][0] <= _value(found, name) <= _RANGES[name][1]:
+            raise SnapshotError(
+                Reason.CONFIGURATION_INVALID,
+                f"--setting {name}: expected {_expected(name)} from {_text(name, 0)} to {_text(name, 1)}, not {text}",
+                _known(fields),
+            )
+    return found
 
 
 def combinations(policy: str, knobs: Sequence[str]) -> list[str]:
@@ -83,6 +110,29 @@ def field_names(values: dict[str, Any], prefix: str = "") -> list[str]:
             continue
         names += field_names(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
     return names
+
+
+def _expected(name: str) -> str:
+    """What the value of a field is, in words."""
+    kind: Any = Setting
+    for piece in name.split("."):
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == piece)
+    if issubclass(kind, StrEnum):
+        return f"one of {', '.join(kind)}"
+    return "a whole number" if kind is int else "a number"
+
+
+def _value(setting: Setting, name: str) -> Any:
+    found: Any = setting
+    for piece in name.split("."):
+        found = getattr(found, piece)
+    return found
+
+
+def _text(name: str, end: int) -> str:
+    """The least or the most that a field takes, without an exponent where that can be read."""
+    limit = _RANGES[name][end]
+    return f"{limit:f}".rstrip("0").rstrip(".")
 
 
 def _unknown(name: str, values: dict[str, Any]) -> SnapshotError:
