@@ -69,7 +69,8 @@ def explain(
 def verify(log_file: LogFile) -> None:
     """Decide anew, from what the planner saw, and say whether its log holds just these decisions.
 
-    Exit status 1 where one differs, the log is not whole, or no run's beginning is in it.
+    Exit status 1 where one differs, a line is missing or is no entry of a decision log, or no run's beginning is in
+    it. A last line that is half written, as while the planner is at work, is left out and told.
     """
     from dynamo_snapshot.cli.running import output
     from dynamo_snapshot.replay.decisions.anew import outcome

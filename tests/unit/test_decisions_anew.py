@@ -361,17 +361,86 @@ def test_a_policy_of_other_kinds_of_values_is_none_whatever_its_time(
     assert "The first difference is at 1e+300 s after 1970: the policy at the beginning of run" in said(found)
 
 
-def test_lines_that_cannot_be_read_are_lines_that_are_missing(tmp_path: Path) -> None:
+def test_a_torn_line_in_the_midst_is_no_entry_and_its_decision_is_missing(tmp_path: Path) -> None:
     path = written(tmp_path / "log")
     torn = path.read_bytes().splitlines()
     torn[10] = torn[10][:100]
     path.write_bytes(b"\n".join(torn) + b"\n")
+    found = verify(path)
+    assert not found.holds
+    assert found.first is not None
+    assert "1 line is no entry of a decision log (log:11): changed, torn, or put in by somebody else." in said(found)
+    # A tick's lines are told by the first of them.
+    assert found.first.place in ("log:10", "log:12")
+    assert f", {found.first.place}: tick 5 cannot be decided anew" in said(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"nothing", b"{}", b"[]", b"12", b"null", b'{"at": 5}', b"\xff\xfe", b"\0" * 300, b"[" * 100_000, b'{"at":1e999}'],
+    ids=lambda line: str(line[:12]),
+)
+@pytest.mark.parametrize("place", [0, 9, 10, 2 * TICKS + 1], ids=["first", "amid a tick", "between ticks", "last"])
+def test_a_line_that_is_no_entry_fails_and_is_told_with_its_number_wherever_it_stands(
+    tmp_path: Path, line: bytes, place: int
+) -> None:
+    path = written(tmp_path / "log")
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:place], line, *lines[place:]]) + b"\n")
+    found = verify(path)
+    assert not found.holds
+    assert (found.first, found.same) == (None, 2 * TICKS), "what is decided is not less sure for it"
+    assert f"1 line is no entry of a decision log (log:{place + 1})" in said(found)
+
+
+def test_of_many_lines_that_are_no_entries_the_first_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", max_bytes=60_000)
+    (tmp_path / "log.1").write_bytes(b"x\n" + (tmp_path / "log.1").read_bytes() + b'{"at":12.5,"now":3')
+    path.write_bytes(path.read_bytes() + 4 * b"x\n")
+    found = verify(path)
+    assert not found.holds
+    assert found.torn_at is None, "what was moved away is written no more"
+    assert "6 lines are no entries of a decision log (log.1:1, log.1:" in said(found)
+    assert ", 3 more): changed" in said(found)
+
+
+def test_a_log_that_is_still_written_holds_wherever_its_last_line_ends(tmp_path: Path) -> None:
+    path = written(tmp_path / "log")
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for kept in (3, 4, 10, 11):  # with the beginning, odd numbers end with a tick
+        before, last = b"".join(lines[:kept]), lines[kept]
+        for length in (1, 5, 6, 100, len(last) - 2):
+            path.write_bytes(before + last[:length])
+            found = verify(path)
+            assert found.holds, (kept, length, said(found))
+            assert found.first is None
+            assert found.same == 2 * ((kept - 1) // 2)
+            assert f"The last line (log:{kept + 1}) is not whole, as while the planner writes it" in said(found)
+        path.write_bytes(before + last[:-1])
+        assert verify(path).torn_at is None, "all of it is there"
+
+
+def test_what_else_is_wrong_is_found_in_a_log_that_is_still_written(tmp_path: Path) -> None:
+    path = written(tmp_path / "log")
+    lines = path.read_bytes().splitlines(keepends=True)
+    torn = lines.pop()[:200]
+    path.write_bytes(b"".join(lines[:9] + lines[11:]) + torn)
     assert not verify(path).holds
+    path.write_bytes(b"".join(lines) + b"torn")
+    found = verify(path)
+    assert not found.holds
+    assert f"1 line is no entry of a decision log (log:{len(lines) + 1})" in said(found), "the planner begins none so"
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
     with pytest.raises(SnapshotError, match="cannot be read"):
-        verify(tmp_path / "nowhere")
-    path.write_text("nothing\n")
-    with pytest.raises(SnapshotError, match="holds no decision"):
         verify(path)
+    for text in ("nothing\n", "", '{"at":1'):
+        path.write_text(text)
+        with pytest.raises(SnapshotError, match="holds no decision"):
+            verify(path)
 
 
 def test_a_policy_is_the_same_from_its_plain_values() -> None:

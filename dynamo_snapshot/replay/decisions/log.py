@@ -12,6 +12,9 @@ import msgspec
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises that is not what was expected; the last for one that is nested too deeply."""
+
 
 class Candidate(msgspec.Struct, frozen=True):
     replicas: int
@@ -105,25 +108,37 @@ def read_log(path: Path) -> Log:
     decoder, beginnings = msgspec.json.Decoder(Decision), msgspec.json.Decoder(Beginning)
     for line in lines(path):
         try:
-            decisions.append(decoder.decode(line))
-        except msgspec.DecodeError:
+            decisions.append(decoder.decode(line.text))
+        except UNREADABLE:
             try:
-                beginnings.decode(line)
-            except msgspec.DecodeError:
+                beginnings.decode(line.text)
+            except UNREADABLE:
                 unreadable += 1
     if not decisions:
         raise no_decision(path)
     return Log(tuple(sorted(decisions, key=lambda decision: decision.at)), unreadable)
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """The lines of the log at ``path``, after those of ``<path>.1``; raises as :func:`read_log`."""
+class Line(NamedTuple):
+    """A line as it stands in its file."""
+
+    place: str
+    """The file's name and the line's number: ``decisions.jsonl:12``."""
+    text: bytes
+    torn: bool
+    """The log's last, without the end of a line: it may be written at this moment."""
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The lines of the log at ``path`` that are not empty, after those of ``<path>.1``; raises as :func:`read_log`."""
     older = path.with_name(path.name + ".1")
     try:
         for file in (older, path):
             if file == path or file.exists():
                 with file.open("rb") as log:
-                    yield from (line for line in log if line.strip())
+                    for number, text in enumerate(log, start=1):
+                        if text.strip():
+                            yield Line(f"{file.name}:{number}", text, file == path and not text.endswith(b"\n"))
     except OSError as error:
         raise _invalid(f"{path} cannot be read: {error.strerror}") from error
 
