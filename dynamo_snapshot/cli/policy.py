@@ -39,7 +39,10 @@ def explain(
     log_file: LogFile,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="2026-11-30T15:20:18, 15:20:18, or -90: seconds before the last decision."),
+        typer.Option(
+            metavar="TIME",
+            help="2026-11-30T15:20:18, 15:20:18, seconds since 1970, or -90: seconds before the last decision.",
+        ),
     ] = None,
     pool: Annotated[str | None, typer.Option(metavar="ROLE", help="decode or prefill, if the log has both.")] = None,
     last: Annotated[int, typer.Option(min=0, help="How many changes before that moment to list.")] = 5,

@@ -196,6 +196,7 @@ def test_of_several_pools_one_is_named(tmp_path: Path) -> None:
         (None, NOON),
         ("-90", NOON - 90),
         (str(NOON - 3), NOON - 3),
+        (f"{NOON:.0f}", NOON),
         ("11:59:00", NOON - 60),
         ("12:30:00", NOON + 1800 - 86400),
         ("2026-05-04 11:00:00", NOON - 3600),
@@ -206,10 +207,33 @@ def test_moments_are_read_as_people_write_them(text: str | None, seconds: float)
     assert moment(text, [Decision(NOON, "decode", "hold", "why")]) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["noon", "12:00", "2026-13-04"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "noon",
+        "12:00",
+        "2026-13-04",
+        "nan",
+        "inf",
+        "-inf",
+        "1e300",
+        "-1e300",
+        "0001-01-01T00:00:00+14:00",
+        f"{NOON:.0f}000",
+    ],
+)
 def test_what_is_no_moment_is_refused(text: str) -> None:
-    with pytest.raises(SnapshotError, match="is no moment"):
+    """The last is in milliseconds."""
+    with pytest.raises(SnapshotError, match="is no moment") as error:
         moment(text, [Decision(NOON, "decode", "hold", "why")])
+    assert "seconds since 1970" in error.value.remedy
+
+
+def test_of_a_log_whose_time_no_calendar_has_a_time_of_day_is_none() -> None:
+    strange = [Decision(1e300, "decode", "hold", "why")]
+    with pytest.raises(SnapshotError, match="is no moment"):
+        moment("12:00:00", strange)
+    assert moment("2026-05-04 12:00:00", strange) == NOON
 
 
 def test_every_field_that_is_read_is_one_that_the_plugin_writes(written: Path) -> None:

@@ -344,9 +344,16 @@ def test_whatever_stands_in_a_line_it_is_said_and_nothing_is_raised(
         for key in way:
             entry = entry[key]
         entry[last] = data.draw(
-            st.sampled_from([None, True, 0, -5, 10**30, 1e308, -1e300, "x", [], {}, [1], {"a": 1}, [None]])
+            st.sampled_from([None, True, 0, -5, 10**30, 10**400, 1e308, -1e300, "x", [], {}, [1], {"a": 1}, [None]])
         )
-    said(decide_anew(msgspec.json.decode(msgspec.json.encode(changed))))
+    said(decide_anew(json.loads(json.dumps(changed))))
+
+
+def test_a_time_beyond_all_numbers_is_none_that_stops_the_telling(entries: list[dict[str, Any]]) -> None:
+    changed = copied(entries)
+    changed[3]["at"] = 10**400
+    changed[3]["replicas"] = 10**400
+    assert "The first difference is at inf s after 1970: tick 2, " in said(decide_anew(changed))
 
 
 @pytest.mark.parametrize(("name", "value"), [("roles", [1]), ("gpus_per_replica", "x")])

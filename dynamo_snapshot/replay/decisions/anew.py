@@ -252,8 +252,14 @@ class _Run:
 
     def _differs(self, entry: Entry, what: str) -> None:
         if self._found.first is None:
-            at = entry.values.get("at")
-            self._found.first = Difference(float(at) if isinstance(at, int | float) else 0.0, what, entry.place)
+            self._found.first = Difference(_seconds(entry.values.get("at")), what, entry.place)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else 0.0
+    except OverflowError:
+        return math.inf
 
 
 def _differences(name: str, logged: Any, anew: Any) -> Iterator[str]:

@@ -15,6 +15,9 @@ from dynamo_snapshot.model import Reason
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a line raises that is not what was expected; the last for one that is nested too deeply."""
 
+MOST_SECONDS = 253402300800.0
+"""Since 1970, at the end of the year 9999."""
+
 
 class Candidate(msgspec.Struct, frozen=True):
     replicas: int
@@ -182,23 +185,30 @@ def moment(text: str | None, decisions: Sequence[Decision]) -> float:
         seconds = float(text)
     except ValueError:
         return _clock(text, last)
+    if not abs(seconds) < MOST_SECONDS:
+        # Nobody's clock: milliseconds, as a rule.
+        raise _no_moment(text)
     return last + seconds if seconds < 0 else seconds
 
 
 def _clock(text: str, last: float) -> float:
-    day = datetime.fromtimestamp(last).astimezone()
     try:
         if "-" in text:
             return datetime.fromisoformat(text).astimezone().timestamp()
+        day = datetime.fromtimestamp(last).astimezone()
         at = datetime.combine(day.date(), datetime.strptime(text, "%H:%M:%S").time()).astimezone()
-    except ValueError as error:
-        raise SnapshotError(
-            Reason.CONFIGURATION_INVALID,
-            f"--at {text} is no moment",
-            "Write 2026-11-30T15:20:18, 15:20:18, seconds since 1970, or -90 for 90 s before the last decision.",
-        ) from error
-    # A log that ended just after midnight is asked about the evening before.
-    return (at if at <= day else at - timedelta(days=1)).timestamp()
+        # A log that ended just after midnight is asked about the evening before.
+        return (at if at <= day else at - timedelta(days=1)).timestamp()
+    except (ValueError, OverflowError, OSError) as error:  # the last two: years that no calendar has
+        raise _no_moment(text) from error
+
+
+def _no_moment(text: str) -> SnapshotError:
+    return SnapshotError(
+        Reason.CONFIGURATION_INVALID,
+        f"--at {text} is no moment",
+        "Write 2026-11-30T15:20:18, 15:20:18, seconds since 1970, or -90 for 90 s before the last decision.",
+    )
 
 
 def _invalid(message: str) -> SnapshotError:
