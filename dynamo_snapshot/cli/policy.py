@@ -103,7 +103,9 @@ def tune(
         float, typer.Option(min=0, max=100, help="Percent of the requests whose first token is to be in time.")
     ] = 99.0,
     gpu_hours: Annotated[
-        float | None, typer.Option(min=0, help="Or: the most GPU-hours that the trace may take.")
+        # With an upper bound NaN is refused too.
+        float | None,
+        typer.Option(min=0, max=1e9, help="Or: the most GPU-hours that the trace may take."),
     ] = None,
     half: WhichHalf = Half.WHOLE,
     seeds: Seeds = 3,
@@ -184,7 +186,7 @@ def bench(
 
     console = output()
     sources = study_sources(folder, traces)
-    require_writable(plot)
+    require_writable(plot, sources=(json_file,))
     with held(json_file):
         require(sources, half)
         settings = {source.name: setting_of(source) for source in sources}
@@ -214,4 +216,5 @@ def _print_verdicts(console: Console, rows: Sequence[Row]) -> None:
         for verdict in found:
             if verdict.scene == scene:
                 mark, style = ("✓", "green") if verdict.stands else ("✗", "red")
+                mark, style = (mark, style) if verdict.rivals else ("-", "dim")
                 console.print(f"  {mark} {verdict_sentence(verdict)}", style=style)

@@ -67,7 +67,7 @@ def replay(
     from dynamo_snapshot.replay.comparison.sources import named_sources, require
     from dynamo_snapshot.replay.policies import catalog
 
-    require_writable(json_file, html_file)
+    require_writable(json_file, html_file, sources=traces or ())
     console = output()
     sources = named_sources(traces or ())
     require(sources, half)
@@ -97,7 +97,8 @@ def print_scenes(console: Console, rows: Sequence[Row]) -> None:
     for scene, members in scenes(rows).items():
         print_scene(console, str(scene), ordered(members))
         for verdict in verdicts(members):
-            console.print(verdict_sentence(verdict), style="green" if verdict.stands else "yellow")
+            style = ("green" if verdict.stands else "yellow") if verdict.rivals else None
+            console.print(verdict_sentence(verdict), style=style)
         console.print()
 
 

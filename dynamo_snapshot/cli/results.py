@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,23 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
 
-def require_writable(*files: Path | None) -> None:
+def require_writable(*files: Path | None, sources: Iterable[Path] = ()) -> None:
     """Raises ``configuration_invalid`` for the first of ``files`` that cannot be written; None is no file.
 
-    A file that is there keeps its content.
+    So it does for one that is another of them, or one of ``sources``: what stands in it would be lost. A file that
+    is there keeps its content.
     """
+    taken = [_true(source) for source in sources]
     for file in files:
         if file is None:
             continue
+        if _true(file) in taken and not _is_device(file):
+            raise SnapshotError(
+                Reason.CONFIGURATION_INVALID,
+                f"{file} is named twice: what is written there would replace the other",
+                "Name a file of its own for each.",
+            )
+        taken.append(_true(file))
         new = not file.exists()
         try:
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o666))
@@ -30,6 +40,19 @@ def require_writable(*files: Path | None) -> None:
             ) from error
         if new:
             file.unlink()
+
+
+def _true(file: Path) -> tuple[int, int] | str:
+    """What two names of one file have in common."""
+    try:
+        found = file.stat()
+    except OSError:
+        return os.path.realpath(file)
+    return found.st_dev, found.st_ino
+
+
+def _is_device(file: Path) -> bool:
+    return file.exists() and not file.is_file()
 
 
 def result_in(file: Path, *fields: str) -> dict[str, Any]:

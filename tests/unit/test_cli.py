@@ -77,6 +77,57 @@ def test_the_exit_status_tells_configuration_from_the_rest(reason: Reason, code:
     assert explain(SnapshotError(reason, "no", "do")) == code
 
 
+REPLAY = ("replay", "--policy", "static(2)", "--seeds", "1", "--jobs", "1")
+
+
+def test_two_results_in_one_file_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    file, other = tmp_path / "result", tmp_path / "other"
+    for there in (False, True):
+        done = run(*REPLAY, "--json", str(file), "--html", str(other if there else tmp_path / "." / "result"))
+        assert done.returncode == 2, done.stderr
+        assert f"error {other if there else file} is named twice" in done.stderr
+        assert done.stdout == ""
+        if not there:
+            file.touch()
+            other.symlink_to(file)
+    assert file.read_text() == ""
+
+
+def test_a_trace_is_not_written_over(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5}\n')
+    done = run(*REPLAY, str(trace), "--html", str(trace))
+    assert done.returncode == 2
+    assert f"{trace} is named twice" in done.stderr
+    assert "timestamp" in trace.read_text()
+    done = run(*REPLAY, str(trace), "--html", "/dev/null", "--json", "/dev/null")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*REPLAY, "--setting", "engine.kv_tokens=300"), "830 of 1013 requests do not fit into a KV cache of 300"),
+        (("policy", "tune", "--setting", "engine.kv_tokens=300"), "830 of 1013 requests do not fit into a KV cache"),
+    ],
+)
+def test_what_no_simulation_can_answer_is_refused_before_it_begins(arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "[configuration_invalid]" in done.stderr
+    assert "remedy" in done.stderr
+    assert "starts TTFT" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--attainment", "--gpu-hours"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_wish_that_is_no_number_is_a_usage_error(option: str, value: str) -> None:
+    done = run("policy", "tune", option, value)
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}'" in done.stderr
+
+
 def test_the_example_is_a_valid_fleet() -> None:
     fleet = load_fleet(EXAMPLE)
     assert fleet.model.path == EXAMPLE.parent / "tiny-model"

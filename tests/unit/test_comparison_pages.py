@@ -78,6 +78,12 @@ def test_the_page_is_whole_and_loads_nothing_from_elsewhere() -> None:
     assert "is beaten by no rival" in text
 
 
+def test_a_page_without_rivals_marks_nothing_as_good() -> None:
+    text, _ = page([row("snapshot", 0.97, 3.4)], [])
+    assert "compared with no rival" in text
+    assert "✓" not in text
+
+
 def test_every_point_has_a_mark_that_says_what_it_is() -> None:
     _, parsed = page(ROWS, [])
     tips = [attributes["data-tip"] or "" for tag, attributes in parsed.tags if "data-tip" in attributes]
@@ -190,5 +196,7 @@ def test_a_budget_is_kept_to() -> None:
 
 
 def test_a_constant_size_that_is_cheaper_is_said() -> None:
+    advice = advise(points([row("snapshot", 0.99, 4), row("static(1)", 0.99, 8)]), Wish(0.9), 1.5)
+    assert "a fleet of constant size needs 1 replica, 2.0 times as much" in advice.sentence
     advice = advise(points([row("snapshot", 0.99, 4), row("static(3)", 0.99, 3)]), Wish(0.9), 1.5)
     assert "take the constant size here" in advice.sentence

@@ -12,7 +12,7 @@ from support.comparison import row
 
 from dynamo_snapshot.replay.comparison.estimate import difference, estimate
 from dynamo_snapshot.replay.comparison.frontier import cheapest, frontier, most_attaining
-from dynamo_snapshot.replay.comparison.rows import Start, family, scenes
+from dynamo_snapshot.replay.comparison.rows import Row, Start, family, scenes
 from dynamo_snapshot.replay.comparison.verdict import points, unbeaten, verdicts
 from dynamo_snapshot.replay.comparison.wording import scene_sentence, verdict_sentence
 
@@ -95,8 +95,21 @@ def test_scenes_do_not_mix_and_cold_starts_of_no_restore_time_join_each() -> Non
 def test_settings_that_stand_are_counted_by_scene() -> None:
     found = verdicts([row("snapshot", 0.97, 3.4), row("snapshot(k=1)", 0.9, 3.4), row("hpa", 0.95, 3.4)])
     counts = unbeaten(found)
-    assert list(counts.values()) == [(1, 1, 2)]
+    assert list(counts.values()) == [(1, 1, 2, 1)]
     assert "1 of 2 settings of ours" in scene_sentence(found[0].scene, counts)
+
+
+@pytest.mark.parametrize("others", [[], [row("clairvoyant", 1, 2)], [row("snapshot(miss_cost_s=9)", 0.98, 3.3)]])
+def test_where_there_is_no_rival_none_is_said_to_be_beaten(others: list[Row]) -> None:
+    found = verdicts([row("snapshot", 0.97, 3.4), *others])
+    for verdict in found:
+        assert verdict_sentence(verdict).endswith(" GPU-hours, compared with no rival.")
+    said = scene_sentence(found[0].scene, unbeaten(found))
+    assert said.endswith(
+        "1 setting of ours was compared with no rival."
+        if len(found) == 1
+        else "2 settings of ours were compared with no rival."
+    )
 
 
 @pytest.mark.parametrize(("spec", "parts"), [("hpa", ("hpa", "")), ("static(4)", ("static", "4"))])

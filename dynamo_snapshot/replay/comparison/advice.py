@@ -9,6 +9,7 @@ from dynamo_snapshot.replay.comparison.frontier import cheapest, most_attaining
 from dynamo_snapshot.replay.comparison.marks import STATIC
 from dynamo_snapshot.replay.comparison.rows import OURS
 from dynamo_snapshot.replay.comparison.verdict import Point
+from dynamo_snapshot.replay.comparison.wording import replicas
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,4 @@ def _beside(point: Point, points: Sequence[Point]) -> str:
         return "No fleet of constant size within the bounds keeps as many."
     times = equal.gpu_hours.mean / point.gpu_hours.mean
     compared = f"{times:.1f} times as much" if times > 1 else "no more than that: take the constant size here"
-    return f"To keep as many, a fleet of constant size needs {equal.knob} replicas, {compared}."
+    return f"To keep as many, a fleet of constant size needs {replicas(equal.knob)}, {compared}."

@@ -61,11 +61,14 @@ def render(
 
 
 def _verdicts(found: Sequence[Verdict]) -> list[str]:
-    return [
-        f"<p class='{'good' if verdict.stands else 'bad'}'>{'✓' if verdict.stands else '✗'} "
-        f"{escape(verdict_sentence(verdict))}</p>"
-        for verdict in found
-    ]
+    return [_verdict(verdict) for verdict in found]
+
+
+def _verdict(verdict: Verdict) -> str:
+    said = escape(verdict_sentence(verdict))
+    if not verdict.rivals:
+        return f"<p>{said}</p>"
+    return f"<p class='{'good' if verdict.stands else 'bad'}'>{'✓' if verdict.stands else '✗'} {said}</p>"
 
 
 def _of_scene(lanes: Sequence[Lane], members: Sequence[Row]) -> list[Lane]:

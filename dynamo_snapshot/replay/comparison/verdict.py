@@ -93,6 +93,8 @@ class Verdict:
     beaten_by: tuple[Comparison, ...]
     contested_by: tuple[Comparison, ...]
     level_with: tuple[Comparison, ...]
+    rivals: int
+    """How many it was compared with; 0: that it stands says nothing."""
 
     @property
     def stands(self) -> bool:
@@ -124,19 +126,22 @@ def verdicts(rows: Iterable[Row], ours: str = OURS) -> tuple[Verdict, ...]:
 
 
 class Count(NamedTuple):
-    """Settings of ours in one scene: how many stand, how many of them clearly, and of how many."""
+    """Settings of ours in one scene: how many stand, how many of them clearly, of how many, among how many rivals."""
 
     stand: int
     clear: int
     of: int
+    rivals: int
 
 
 def unbeaten(found: Sequence[Verdict]) -> dict[Scene, Count]:
     """Counts the settings of ours that stand, by scene."""
     counts: dict[Scene, Count] = {}
     for verdict in found:
-        before = counts.get(verdict.scene, Count(0, 0, 0))
-        counts[verdict.scene] = Count(before.stand + verdict.stands, before.clear + verdict.clear, before.of + 1)
+        before = counts.get(verdict.scene, Count(0, 0, 0, 0))
+        counts[verdict.scene] = Count(
+            before.stand + verdict.stands, before.clear + verdict.clear, before.of + 1, verdict.rivals
+        )
     return counts
 
 
@@ -153,6 +158,7 @@ def _of_scene(scene: Scene, members: Sequence[Row], ours: str) -> Iterable[Verdi
             beaten_by=tuple(comparison for comparison in found if comparison.beats),
             contested_by=tuple(comparison for comparison in found if comparison.contests),
             level_with=tuple(comparison for comparison in found if comparison.level),
+            rivals=len(rivals),
         )
 
 
