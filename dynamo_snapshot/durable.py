@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def replace_synced(path: Path, data: bytes) -> None:
     """Replaces ``path`` as a whole: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Of this thread's own: others may replace the same file at the same time.
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:
         write_synced(temporary, data)
         temporary.rename(path)

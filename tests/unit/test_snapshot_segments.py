@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,13 @@ def change(store: SnapshotStore, segment: WeightSegment) -> None:
         byte = file.read(1)[0]
         file.seek(segment.size - 1)
         file.write(bytes([byte ^ 1]))
+
+
+def test_two_captures_that_name_the_same_weights_are_published_at_once(store: SnapshotStore) -> None:
+    weights = [written(store, 4096) for _ in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        published = list(pool.map(lambda _: publish(store, *weights), range(4)))
+    assert sorted(snapshot.id for snapshot in store.list()) == sorted(published)
 
 
 def test_a_segment_is_digested_once_however_many_snapshots_name_it(
