@@ -89,6 +89,15 @@ def is_registered(replica: Replica) -> bool:
 
 
 async def registered(node: Node, replica: Replica) -> None:
-    """Returns once the worker says that it has registered; from then on it survives this agent."""
-    await replica.until(lambda: True if is_registered(replica) else None)
+    """Returns once the worker says that it has registered; from then on it survives this agent.
+
+    It has requests then, which whoever takes the order back would lose: too late for that, and for a deadline.
+    """
+    try:
+        await replica.until(lambda: True if is_registered(replica) else None)
+    except asyncio.CancelledError:
+        if replica.exit is None and replica.house is not None:
+            replica.update()  # what it said in the meantime
+        if not is_registered(replica) or replica.exit is not None:
+            raise
     node.note(replica, served=True)

@@ -54,6 +54,7 @@ class Gpus:
             self._logs / "cuda-helper.log", FAKE_DRIVER if fake else REAL_DRIVER, self._environment
         )
         self._loaders: dict[str, WeightLoader] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of_host(cls, settings: Settings, runtime_dir: Path, segments: Path) -> Gpus | None:
@@ -109,6 +110,12 @@ class Gpus:
         loader = self.loader(assigned[devices.pop()])
         return ReplicaLoad(loader, replica_id, house, _as_hooks_have_them(segments), self._segments, lanes)
 
+    def leave(self, load: ReplicaLoad) -> None:
+        """Has a load given up whose replica serves without the rest of it; whoever calls goes on."""
+        task = asyncio.create_task(load.give_up())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def prefetch(self, uuid: str, segments: Sequence[WeightSegment], *, pin: bool = False) -> Loaded:
         """Has the loader of one GPU read ``segments``, into the page cache or, as far as settings allow, pinned."""
         return await self.loader(uuid).prefetch(_as_hooks_have_them(segments), self._segments, pin=pin)
@@ -117,7 +124,9 @@ class Gpus:
         """Ends the helper and the loaders: in order, or, if a call of the driver does not end, by force."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await asyncio.gather(self.driver.close(), *(loader.close() for loader in self._loaders.values()))
+                await asyncio.gather(
+                    self.driver.close(), *(loader.close() for loader in self._loaders.values()), *self._leaving
+                )
 
 
 def residents(runtime_dir: Path) -> list[int]:

@@ -94,9 +94,9 @@ class WeightLoader:
         """Returns once all bytes are on the GPU; ``loader_died`` if ``pid``, where given, is the loader's no more."""
         return msgspec.json.decode(await self._resident.ask(Finished(name=name), pid), type=Loaded)
 
-    async def cancel(self, name: str) -> None:
-        """Gives a load up that nobody has taken; nothing happens if there is none."""
-        await self._resident.ask(Cancel(name=name))
+    async def cancel(self, name: str, pid: int | None = None) -> None:
+        """Gives a load up that nobody has taken; nothing happens if there is none. ``pid``: see :meth:`finished`."""
+        await self._resident.ask(Cancel(name=name), pid)
 
     async def prefetch(self, segments: Sequence[Segment], store: SegmentStore, *, pin: bool = False) -> Loaded:
         """Reads segments into the page cache, or into pinned memory as far as the loader's settings allow."""
@@ -148,9 +148,10 @@ class ReplicaLoad:
             return None
 
     async def give_up(self) -> None:
-        """Leaves nothing of it."""
-        with contextlib.suppress(SnapshotError):  # a loader that has died holds nothing any more
-            await self._loader.cancel(self._name)
+        """Leaves nothing of it; a loader that has died, or made no memory, holds nothing."""
+        if self._pid is not None:
+            with contextlib.suppress(SnapshotError):
+                await self._loader.cancel(self._name, self._pid)
 
     def _lose(self, error: SnapshotError) -> None:
         if error.reason not in (Reason.LOADER_DIED, Reason.WEIGHTS_LOAD_FAILED):

@@ -78,8 +78,9 @@ class Wake:
 
     async def resume(self) -> None:
         await registered(self._node, self._replica)
+        # Nothing is awaited from here on, as in a restore.
         if self._gpus is not None:
-            await self._gpus.finish()
+            self._gpus.finish()
         self._replica.leave_snapshot()
         self._replica.waking = False
 

@@ -145,12 +145,20 @@ class Resident:
                 self._writer.close()
             self._process = self._writer = None
             code = await process.wait()
+            words = self._last_words() if lost else ""
             for waiting in lost.values():
                 if not waiting.done():
-                    waiting.set_exception(self._death(process.pid, code))
+                    waiting.set_exception(self._death(process.pid, code, words))
 
-    def _death(self, pid: int, code: int) -> SnapshotError:
-        words = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
+    def _last_words(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+                return file.read().decode(errors="replace").strip()
+        except OSError:  # somebody has taken the log away
+            return ""
+
+    def _death(self, pid: int, code: int, words: str) -> SnapshotError:
         return SnapshotError(
             self._died,
             f"the {self._name} (pid {pid}) ended with {code}{f': {words}' if words else ''}",

@@ -79,8 +79,9 @@ class Restore:
 
     async def resume(self) -> None:
         await registered(self._node, self._replica)
+        # Nothing is awaited from here on: what ends this phase would end a worker that has requests.
         if self._gpus is not None:
-            await self._gpus.finish()
+            self._gpus.finish()
         # Only now is it known that the snapshot made a worker: who removed it before would have none to try again.
         self._leave_snapshot()
 

@@ -106,9 +106,10 @@ class RestoredGpus:
         if self._load is not None:
             await self._load.give_up()
 
-    async def finish(self) -> None:
-        """After the worker has registered: what it did not take is not needed any more."""
-        if self._load is not None:
+    def finish(self) -> None:
+        """After the worker has registered: what it did not take is not needed any more, and nobody waits for that."""
+        gpus = self._node.gpus
+        if self._load is not None and gpus is not None:
             if self._load.lost:
                 log.warning("weights_not_by_loader", replica=self._replica.id, cause=self._load.lost)
-            await self._load.give_up()
+            gpus.leave(self._load)

@@ -187,12 +187,15 @@ async def test_a_killed_loader_has_a_reason_and_the_worker_loads_by_itself(
     assert (await loader.ready()).loads == ()
 
 
+@pytest.mark.parametrize("log_is_there", [True, False])
 async def test_requests_under_way_die_with_it(
-    start: Start, segments: list[Segment], store: SegmentStore, house: Path
+    start: Start, segments: list[Segment], store: SegmentStore, house: Path, tmp_path: Path, log_is_there: bool
 ) -> None:
     loader = start()
     await loader.ready()
     assert loader.pid is not None
+    if not log_is_there:
+        (tmp_path / "loader.log").unlink()
     os.kill(loader.pid, signal.SIGSTOP)
     loading = asyncio.create_task(loader.load("r1", house, segments, store))
     await asyncio.sleep(0)
@@ -266,6 +269,7 @@ async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
     assert await again.finished() is None
     assert "loader_died" in again.lost
     await again.give_up()
+    assert loader.pid is None, "nothing is held by a loader that would have to be started for it"
     assert (house / SOCKET).exists(), "a killed loader leaves its socket"
     third = ReplicaLoad(loader, "r2", house, segments, store)
     await third.begin()

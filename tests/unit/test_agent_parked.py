@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,21 +15,25 @@ from typing import cast
 import pytest
 from support.snapshots import CAPTURE
 
+from dynamo_snapshot.agent.cold_start import registered
 from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.house import House, Houses
 from dynamo_snapshot.agent.journal import Journal
+from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.recovery import recover
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.errors import SnapshotError
-from dynamo_snapshot.model import Exit, Order, OrderKind, Outcome, Reason, ReplicaPhase, Way, WorkerSpec
+from dynamo_snapshot.model import Exit, Order, OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
 from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks import control
+from worker_hooks.weights.segment import SegmentStore
 
 SPEC = WorkerSpec(command=("true",))
 POOL = "decode"
@@ -42,6 +47,11 @@ class Holder:
         self.pid = os.getpid()
         self.exited: asyncio.Future[Exit] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.signals: list[int] = []
+
+    async def signal(self, number: int) -> None:
+        self.signals.append(number)
+        self.exited.set_result(Exit(code=0, at=time.time()))
 
     async def worker(self) -> int:
         return 2
@@ -119,6 +129,9 @@ class Place:
     async def wake(self, within_s: float = 60) -> Outcome:
         order = self.order(OrderKind.WAKE, within_s)
         self.orders.begin(order, SPEC)
+        return await self.outcome(order)
+
+    async def outcome(self, order: Order) -> Outcome:
         async with asyncio.timeout(10):
             while order.id not in self.node.journal.state.outcomes:  # noqa: ASYNC110  a task brings it about
                 await asyncio.sleep(0.005)
@@ -170,6 +183,81 @@ async def test_the_log_of_a_worker_that_was_woken_in_vain_is_kept(place: Place) 
     assert replica.kept_log.read_text() == "what it said\n"
     assert f"its log is kept: {replica.kept_log}" in outcome.message
     assert place.node.replicas == {}
+
+
+def says_that_it_is_registered(place: Place) -> None:
+    state = control.WorkerState(state="REGISTERED", since=2.0)
+    (place.houses.folder / "control" / control.WORKER_STATE).write_text(state.to_json())
+
+
+async def woken(place: Place, replica: Replica, within_s: float) -> Order:
+    order = place.order(OrderKind.WAKE, within_s)
+    place.orders.begin(order, SPEC)
+    await replica.until(lambda: True if replica.woken else None)
+    return order
+
+
+async def test_a_worker_that_has_registered_is_drained_though_nobody_has_looked_yet(place: Place) -> None:
+    replica = await place.park()
+    wake = await woken(place, replica, within_s=60)
+    says_that_it_is_registered(place)
+    drain = place.order(OrderKind.DRAIN)
+    place.orders.begin(drain, SPEC)
+    assert (await place.outcome(drain)).status is OrderStatus.DONE
+    assert (await place.outcome(wake)).status is OrderStatus.DONE
+    assert replica.record.served
+    assert replica.house is not None
+    assert cast(Holder, replica.house.holder).signals == [signal.SIGTERM]
+
+
+async def test_it_is_too_late_to_cancel_a_worker_that_has_registered(place: Place) -> None:
+    replica = await place.park()
+    wake = await woken(place, replica, within_s=60)
+    says_that_it_is_registered(place)
+    cancel = place.order(OrderKind.CANCEL)
+    place.orders.begin(cancel, SPEC)
+    refused = await place.outcome(cancel)
+    assert (refused.status, refused.reason) == (OrderStatus.FAILED, Reason.CANCELLED)
+    assert "too late to cancel" in refused.message
+    assert (await place.outcome(wake)).status is OrderStatus.DONE
+    assert replica.phase is ReplicaPhase.REGISTERED
+    assert place.houses.there
+    await replica.close()
+
+
+@pytest.mark.parametrize("says", [True, False])
+async def test_a_deadline_ends_no_worker_that_has_registered(place: Place, says: bool) -> None:
+    replica = await place.park()
+    replica.wake()
+    try:
+        async with asyncio.timeout(0.0):
+            if says:
+                says_that_it_is_registered(place)
+            await registered(place.node, replica)
+    except TimeoutError:
+        assert not says
+    assert replica.record.served == says
+    await replica.close()
+
+
+async def test_only_an_agent_that_goes_waits_for_what_a_loader_holds_of_one_that_serves(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = asyncio.Event()
+
+    async def hanging(load: ReplicaLoad) -> None:
+        await answers.wait()
+
+    monkeypatch.setattr(ReplicaLoad, "give_up", hanging)
+    place.node.gpus = Gpus(place.node.settings.gpu, tmp_path, tmp_path, fake=True)
+    loader = WeightLoader("GPU-a", tmp_path / "loader.log")
+    load = ReplicaLoad(loader, "spare", tmp_path, [], SegmentStore(tmp_path))
+    place.node.gpus.leave(load)
+    closing = asyncio.create_task(place.node.gpus.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    answers.set()
+    await closing
 
 
 async def test_who_is_being_ended_is_not_woken(place: Place) -> None:
