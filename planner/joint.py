@@ -141,7 +141,7 @@ class JointPolicy:
             for role, policy in self.policies.items()
         }
         wished = {role: proposal for role, (proposal, _) in decided.items()}
-        shares = self._shares(wished, memories, now)
+        shares = self._shares(observations, wished, memories, now)
         proposals: dict[Role, Proposal] = {}
         kept: dict[Role, RoleMemory] = {}
         for role, (proposal, after) in decided.items():
@@ -154,16 +154,22 @@ class JointPolicy:
                 proposals[role], kept[role] = _insisting(proposals[role], memory, observations[role].pool, now)
         return proposals, kept
 
-    def _shares(self, proposals: Mapping[Role, Proposal], memories: Memories, now: float) -> dict[Role, int]:
+    def _shares(
+        self,
+        observations: Mapping[Role, Observation],
+        proposals: Mapping[Role, Proposal],
+        memories: Memories,
+        now: float,
+    ) -> dict[Role, int]:
         """Replicas that the budget leaves each role with a wish; roles that take no GPUs are not among them.
 
-        A role without an opinion is counted with its most: what it has is not known.
+        A role without an opinion is counted with its most, for what it has is not known; that bounds how others
+        grow and takes nothing away that is there. Nor is anything taken from a role whose load is not known.
         """
         if self.gpu_budget is None:
             return {}
         costs = self.gpus_per_replica
         silent = [role for role, proposal in proposals.items() if proposal.replicas is None]
-        budget = self.gpu_budget - sum(self.policies[role].max_replicas * costs[role] for role in silent)
         wants = {
             role: Want(
                 proposal.replicas,
@@ -176,16 +182,30 @@ class JointPolicy:
             for role, proposal in proposals.items()
             if proposal.replicas is not None and costs[role] > 0
         }
-        if now - max((memory.taken_at for memory in memories.values()), default=-math.inf) < SHARE_KEPT_S:
-            settled = {role: _keeping(want, memories[role].share) for role, want in wants.items()}
-            if sum(want.minimum * want.gpus for want in settled.values()) <= budget:
-                wants = settled
-        return allocate(wants, budget)
+        moved = now - max((memory.taken_at for memory in memories.values()), default=-math.inf) < SHARE_KEPT_S
+        settled = {
+            role: _keeping(want, _there(observations[role], memories[role]))
+            if moved or silent or not proposals[role].load.complete
+            else want
+            for role, want in wants.items()
+        }
+        least = sum(self.policies[role].min_replicas * costs[role] for role in silent)
+        if sum(want.minimum * want.gpus for want in settled.values()) <= self.gpu_budget - least:
+            wants = settled
+        most = sum(self.policies[role].max_replicas * costs[role] for role in silent)
+        return allocate(wants, self.gpu_budget - most)
 
 
-def _keeping(want: Want, share: int | None) -> Want:
+def _there(observation: Observation, memory: RoleMemory) -> int:
+    """What a role has of the budget: its share so far, or what the fleet was told or has at a start."""
+    if memory.share is not None:
+        return memory.share
+    return (observation.ready if observation.pool is None else observation.pool.target) or 0
+
+
+def _keeping(want: Want, there: int) -> Want:
     """The same wish of a role that keeps what it has of it."""
-    return want if share is None else replace(want, minimum=max(want.minimum, min(share, want.replicas)))
+    return replace(want, minimum=max(want.minimum, min(there, want.replicas)))
 
 
 def _insisting(

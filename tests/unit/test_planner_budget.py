@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,12 +18,14 @@ from dynamo_snapshot.config import Fleet, load_fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.processes import planner_configuration
 from planner.config import RoleBounds, planner_config, plugin_options
-from planner.engine import engine_from_options
+from planner.engine import ScalingEngine, engine_from_options
+from planner.fleet_status import NoFleetStatus
 from planner.forecast import Forecast
 from planner.joint import SHARE_KEPT_S, JointPolicy
 from planner.observation import Observation, Role
 from planner.outlook import Choice
 from planner.policy import Action, LoadPolicy, Memory, Proposal
+from planner.records import DecisionLog
 
 ROLES = {"decode": KNOBS, "prefill": KNOBS}
 
@@ -94,6 +97,27 @@ def test_a_role_that_tells_nothing_is_counted_with_its_most() -> None:
     decode, prefill = engine.propose(context(1, {"1/0": message(1, 32)}, None, {}))
     assert prefill.replicas is None
     assert decode.replicas == 11 - KNOBS["max_replicas"]
+
+
+def test_nothing_is_taken_from_a_role_whose_load_is_not_known() -> None:
+    policy = JointPolicy.of(ROLES, gpu_budget=8, gpus_per_replica={"decode": 1, "prefill": 1})
+    seconds = itertools.count()
+    engine = ScalingEngine(policy, NoFleetStatus(), DecisionLog(None), clock=lambda: float(next(seconds)))
+    for tick in range(160):
+        decode = {f"{worker}/0": message(min(tick, 40), 4) for worker in range(6)}  # from then on nothing is heard
+        prefill = {f"p{worker}/0": message(tick, 4 if tick < 60 else 30) for worker in range(2)}
+        proposals = {proposal.role: proposal for proposal in engine.propose(context(6, decode, 2, prefill))}
+        assert proposals[Role.DECODE].replicas == 6, f"at {tick}: {proposals[Role.DECODE].reason}"
+    assert proposals[Role.PREFILL].replicas == 2
+    assert proposals[Role.PREFILL].desired == 8
+
+
+def test_a_role_that_tells_nothing_bounds_growth_and_drains_nobody() -> None:
+    engine = engine_from_options(ROLES, gpu_budget=8, gpus_per_replica={"decode": 1, "prefill": 1})
+    for tick in range(3):
+        engines = {f"{worker}/0": message(tick + 1, 20) for worker in range(6)}
+        decode, _ = engine.propose(context(6, engines, None, {}))
+        assert (decode.replicas, decode.desired) == (6, 8)
 
 
 @dataclass(frozen=True)
