@@ -47,7 +47,7 @@ def capture(
     from dynamo_snapshot.config import NAME_PATTERN
     from dynamo_snapshot.model import WorkerSpec
 
-    if not re.match(NAME_PATTERN, pool):
+    if not re.fullmatch(NAME_PATTERN, pool):
         raise typer.BadParameter(f"{pool!r} is not of small letters, digits and hyphens", param_hint="--pool")
     if not 0 < boot_timeout < math.inf:
         raise typer.BadParameter(f"{boot_timeout:g} is not a time", param_hint="--boot-timeout")

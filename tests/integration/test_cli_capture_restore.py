@@ -108,6 +108,7 @@ def test_a_command_that_fails_is_one_sentence(place: Place) -> None:
     [
         (("--pool", "A/..b"), "A/..b"),
         (("--pool", ""), "--pool"),
+        (("--pool", "worker\n"), "worker"),
         (("--boot-timeout", "-1"), "-1"),
         (("--boot-timeout", "nan"), "nan"),
         (("--model-path", "/nowhere"), "/nowhere"),
