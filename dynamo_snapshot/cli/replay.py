@@ -110,7 +110,7 @@ def print_scene(console: Console, title: str, points: Sequence[Point]) -> None:
     from dynamo_snapshot.replay.comparison.table import HEADER, cells
 
     # Folded where the terminal is narrow: a policy's name that is cut tells nothing.
-    longest = max((len(point.name) for point in points), default=0)
+    longest = max([len(HEADER[0]), *(len(point.name) for point in points)])
     name_width = min(longest, max(LEAST_NAME, console.width - FIGURES))
     columns = [Column(HEADER[0], width=name_width, overflow="fold"), Column(HEADER[1], no_wrap=True)]
     columns += [Column(name, justify="right", overflow="fold") for name in HEADER[2:]]

@@ -182,6 +182,8 @@ def test_what_does_not_exist_is_refused_before_anything_runs(policy: str, start:
         ("clairvoyant", (1, 129), "plans with 128 sizes at most, not with 1 to 129 replicas"),
         ("clairvoyant(miss_cost_s=3)", (2, 10**4), "plans with 128 sizes at most"),
         ("snapshot(tick_s=1e-300)", (1, 16), "would decide every 1e-300 s"),
+        ("static(17)", (1, 16), r"policy static\(17\): the setting has 1 to 16 replicas"),
+        ("static(replicas=2)", (3, 16), r"policy static\(2\): the setting has 3 to 16 replicas"),
     ],
 )
 def test_what_no_run_would_end_well_with_is_refused(policy: str, bounds: tuple[int, int], said: str) -> None:
@@ -189,6 +191,11 @@ def test_what_no_run_would_end_well_with_is_refused(policy: str, bounds: tuple[i
     setting = Setting(min_replicas=least, max_replicas=most, initial_replicas=least)
     with pytest.raises(SnapshotError, match=said):
         runs([BUNDLED], Half.FIRST, [policy], ["restore-2s"], 1, {"excerpt": setting})
+
+
+def test_a_fleet_of_constant_size_without_a_size_takes_what_the_bounds_allow() -> None:
+    (run,) = runs([BUNDLED], Half.FIRST, ["static"], ["restore-2s"], 1, {"excerpt": Setting(max_replicas=2)})
+    assert [size.ready for size in perform(run).sizes] == [2]
 
 
 def test_the_ceiling_plans_with_as_many_sizes_as_are_let_through() -> None:

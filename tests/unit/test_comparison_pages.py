@@ -157,6 +157,12 @@ def test_the_table_has_ours_first_the_ceiling_last_and_every_column() -> None:
     assert lines[1][2] == "99.0 %"
 
 
+def test_names_shorter_than_their_heading_do_not_break_it() -> None:
+    text = io.StringIO()
+    print_scene(Console(file=text, width=1000), "scene", points([row("hpa", 0.5, 3)]))
+    assert [line.split(" ")[0] for line in text.getvalue().splitlines()] == ["scene", "policy", "hpa"]
+
+
 @pytest.mark.parametrize("width", [80, 1000])
 def test_no_name_and_no_figure_is_cut_in_a_narrow_terminal(width: int) -> None:
     text = io.StringIO()

@@ -11,6 +11,7 @@ from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.replay.comparison.halves import Half
 from dynamo_snapshot.replay.comparison.lanes import Lane, Size
+from dynamo_snapshot.replay.comparison.marks import STATIC
 from dynamo_snapshot.replay.comparison.rows import CEILING, OURS, Key, Row, Start, family, spec_of
 from dynamo_snapshot.replay.comparison.sources import Source, part
 from dynamo_snapshot.replay.policies import catalog
@@ -84,26 +85,38 @@ def runs(
 def _name(spec: str, setting: Setting) -> str:
     """The catalog's name of a policy; ours keeps what was said, so that each row tells the knob's value."""
     policy = catalog.build(spec, setting)
+    _require_sound(policy, setting)
     name = policy.name
+    return "".join(spec.split()) if family(name)[0] == OURS else name
+
+
+def _require_sound(policy: Policy, setting: Setting) -> None:
+    """Refuses what the catalog takes and no run would give a true row of."""
+    kind, knob = family(policy.name)
+    bounds = f"{setting.min_replicas} to {setting.max_replicas} replicas"
     if not policy.interval_s >= SHORTEST_INTERVAL_S:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
-            f"policy {name}: it would decide every {policy.interval_s:g} s",
+            f"policy {policy.name}: it would decide every {policy.interval_s:g} s",
             f"Let it decide every {SHORTEST_INTERVAL_S:g} s at most.",
         )
-    if family(name)[0] == CEILING and setting.max_replicas - setting.min_replicas >= MOST_PLANNED:
+    if kind == CEILING and setting.max_replicas - setting.min_replicas >= MOST_PLANNED:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
-            f"policy {CEILING} plans with {MOST_PLANNED} sizes at most, not with {setting.min_replicas} to "
-            f"{setting.max_replicas} replicas",
+            f"policy {CEILING} plans with {MOST_PLANNED} sizes at most, not with {bounds}",
             "Bring max_replicas and min_replicas closer, or name the other policies with --policy.",
         )
-    return "".join(spec.split()) if family(name)[0] == OURS else name
+    if kind == STATIC and knob and setting.bounded(int(knob)) != int(knob):
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"policy {policy.name}: the setting has {bounds}",
+            "Name a size within these bounds, or change them with --setting.",
+        )
 
 
 def never_starts(policy: str) -> bool:
     """Whether replicas of this policy are there from the beginning to the end."""
-    return family(policy)[0] == "static"
+    return family(policy)[0] == STATIC
 
 
 def known_startup(spec: str) -> StartupModel:
