@@ -25,8 +25,8 @@ from dynamo_snapshot.replay.simulation.startup import StartupModel, startup_mode
 NO_START = "none"
 MOST_PLANNED = 128
 """Sizes among which the ceiling can choose: it keeps its choices in a byte each."""
-SHORTEST_INTERVAL_S = 0.01
-"""Between two decisions; with a shorter one a run would take for ever."""
+INTERVALS_S = 0.01, 1e6
+"""The shortest and the longest between two decisions; with others a run would take for ever."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,11 +94,12 @@ def _require_sound(policy: Policy, setting: Setting) -> None:
     """Refuses what the catalog takes and no run would give a true row of."""
     kind, knob = family(policy.name)
     bounds = f"{setting.min_replicas} to {setting.max_replicas} replicas"
-    if not policy.interval_s >= SHORTEST_INTERVAL_S:
+    shortest, longest = INTERVALS_S
+    if not shortest <= policy.interval_s <= longest:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
             f"policy {policy.name}: it would decide every {policy.interval_s:g} s",
-            f"Let it decide every {SHORTEST_INTERVAL_S:g} s at most.",
+            f"Let it decide every {shortest:g} to {longest:.0f} s.",
         )
     if kind == CEILING and setting.max_replicas - setting.min_replicas >= MOST_PLANNED:
         raise SnapshotError(
