@@ -121,6 +121,12 @@ class Pool(Section):
         description="Replicas kept parked beside those that serve: restored, out of discovery, on a GPU without their "
         "weights, and woken first when more are needed. Each takes host memory. A planner's hint may say otherwise.",
     )
+    gpu_cost: float = Field(
+        1.0,
+        ge=0.001,
+        allow_inf_nan=False,
+        description="What a GPU of this pool's type costs, beside those that planner.miss_cost_s counts in.",
+    )
     snapshot: SnapshotPolicy = Field(default_factory=SnapshotPolicy)
     deadlines: OrderDeadlines = Field(default_factory=OrderDeadlines)
     max_attempts: int = Field(

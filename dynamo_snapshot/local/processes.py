@@ -50,7 +50,7 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
     """What Dynamo's planner is to read: with our plugin in it, unless the fleet wants Dynamo's own scaling."""
     section = fleet.planner
     bounds = {
-        pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas, pool.parked, pool.worker.gpus)
+        pool.role.value: RoleBounds(pool.min_replicas, pool.max_replicas, pool.parked, pool.worker.gpus, pool.gpu_cost)
         for pool in fleet.pools.values()
     }
     with_plugin = planner_config(

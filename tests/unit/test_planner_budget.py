@@ -217,6 +217,11 @@ def test_pools_of_a_fleets_file_stay_within_its_budget(tmp_path: Path) -> None:
     assert "3 of 8 within the budget of 9 GPUs" in prefill.reason
 
 
+def test_a_pool_says_what_a_gpu_of_its_type_costs(tmp_path: Path) -> None:
+    made = options(tmp_path, ("prefill, min_replicas: 1", "prefill, gpu_cost: 0.4, min_replicas: 1"))
+    assert [made["roles"][role]["replica_cost"] for role in ("decode", "prefill")] == [1, 0.8]
+
+
 def test_without_a_budget_in_the_fleets_file_each_pool_has_its_own_bound_alone(tmp_path: Path) -> None:
     without = ("planner: {gpu_budget: 9}", "planner: {}")
     made = options(tmp_path, without, ("gpus: 1", "gpus: 0"), (", gpus: 2", ""))
