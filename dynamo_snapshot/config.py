@@ -397,7 +397,8 @@ def load_fleet(path: Path) -> Fleet:
     except ValidationError as error:
         raise _invalid("\n".join(_problems(path, source, error))) from error
     folder, agent = path.absolute().parent, fleet.agent
-    paths = {"runtime_dir": folder / agent.runtime_dir, "store_dir": folder / agent.store_dir}
+    # One spelling, whichever way leads to the file: processes are found again by the runtime folder's.
+    paths = {name: (folder / getattr(agent, name)).resolve() for name in ("runtime_dir", "store_dir")}
     if agent.criu is not None:
         paths["criu"] = folder / agent.criu
     return fleet.model_copy(
