@@ -143,7 +143,7 @@ def _candidates(prediction: Prediction) -> Iterator[str]:
 def _candidate(candidate: Candidate) -> str:
     return (
         f"{_replicas(candidate.replicas)} would miss {candidate.misses_per_s:.2f} requests/s "
-        f"(cost {candidate.cost:.2f} GPUs)"
+        f"(cost: {candidate.cost:.2f} replicas)"
     )
 
 
