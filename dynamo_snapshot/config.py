@@ -6,13 +6,25 @@ from these models. :func:`load_fleet` refuses a wrong file with file, line, fiel
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from dynamo_snapshot.config_source import Location, Source, Unreadable, parse
 from dynamo_snapshot.config_wording import sentence
@@ -28,14 +40,48 @@ PLACEHOLDERS = ("{model_path}", "{model_name}", "{namespace}")
 _PLACEHOLDER = re.compile(r"(?<![${])\{[A-Za-z_][A-Za-z0-9_]*\}(?!\})")
 """A name in braces. A shell's ${NAME} and a template's {{name}} are the command's own, as is JSON."""
 
+MOST = 2**53
+"""No number may be larger: beyond it not every reader's numbers are exact."""
+
+
+def _number(value: Any, kind: Literal["int_type", "float_type"] = "float_type") -> Any:
+    """Refuses what pydantic would take for a number: true is no 1, and text is none."""
+    if isinstance(value, (bool, str, bytes)):
+        raise PydanticKnownError(kind)
+    if isinstance(value, (int, float)) and value > MOST:
+        if value == math.inf:
+            raise PydanticKnownError("finite_number")
+        raise PydanticKnownError("less_than_equal", {"le": MOST})
+    return value
+
+
+def _integer(value: Any) -> Any:
+    return _number(value, "int_type")
+
+
 Seconds = Annotated[float, Field(gt=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+Port = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=65535)]
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_its_kind(cls, value: Any, field: ValidationInfo) -> Any:
+        kinds = _kinds(cls.model_fields[field.field_name or ""].annotation)
+        if bool in kinds and not isinstance(value, bool):
+            raise PydanticKnownError("bool_type")
+        return _number(value) if float in kinds else _integer(value) if int in kinds else value
+
+
+def _kinds(annotation: Any) -> set[type]:
+    """The types that a value of ``annotation`` may itself be of; none of what it may hold."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return set().union(*map(_kinds, get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) else set()
 
 
 class Role(StrEnum):
@@ -124,7 +170,6 @@ class Pool(Section):
     gpu_cost: float = Field(
         1.0,
         ge=0.001,
-        allow_inf_nan=False,
         description="What a GPU of this pool's type costs, beside those that planner.miss_cost_s counts in.",
     )
     snapshot: SnapshotPolicy = Field(default_factory=SnapshotPolicy)
@@ -252,7 +297,7 @@ class Planner(Section):
         description="snapshot: this project's. dynamo-throughput, dynamo-latency: the load scaling built into Dynamo's "
         "planner with that optimization target, every 5 s, and none of the settings below but advisory.",
     )
-    tick_s: Seconds = Field(1.0, description="Seconds between two decisions.")
+    tick_s: float = Field(1.0, ge=0.05, le=60, description="Seconds between two decisions.")
     target_requests_per_replica: float = Field(
         4.0, gt=0, description="Queued and running requests that one replica should carry."
     )

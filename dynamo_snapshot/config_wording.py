@@ -46,6 +46,8 @@ def shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return "a number of hundreds of digits"  # Python writes none of thousands
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -95,6 +95,26 @@ def test_the_agent_s_relative_paths_start_at_the_file_s_folder(tmp_path: Path, m
             "{modelpath}; there are {model_",
         ),
         (("    worker:", "    role: prefill\n    worker:"), 4, "pools", "no pool has role decode"),
+        (("pools:", "agent:\n  gpu: {enabled: 1}\npools:"), 5, "agent.gpu.enabled", "expected true or false, not 1"),
+        (("pools:", "planner: {headroom_replicas: true}\npools:"), 4, "planner.headroom_replicas", "integer, not true"),
+        (("pools:", "planner: {tick_s: '1'}\npools:"), 4, "planner.tick_s", "expected a number, not '1'"),
+        (("pools:", "planner: {tick_s: 1e-9}\npools:"), 4, "planner.tick_s", "at least 0.05, not 1e-09"),
+        (("pools:", "planner: {tick_s: 61}\npools:"), 4, "planner.tick_s", "at most 60, not 61"),
+        (
+            ("pools:", "planner: {miss_cost_s: .inf}\npools:"),
+            4,
+            "planner.miss_cost_s",
+            "expected a finite number, not inf",
+        ),
+        (("pools:", "planner: {miss_cost_s: 1e300}\npools:"), 4, "planner.miss_cost_s", "at most 9.0072e+15"),
+        (
+            ("pools:", "planner: {scale_down_after_s: true}\npools:"),
+            4,
+            "planner.scale_down_after_s",
+            "number, not true",
+        ),
+        (("pools:", "agent:\n  rpc_ports: ['1', 2]\npools:"), 5, "agent.rpc_ports.0", "expected an integer, not '1'"),
+        (("pools:", f"lease_ttl_s: 0x{'f' * 5000}\npools:"), 4, "lease_ttl_s", "not a number of hundreds of digits"),
         (("pools:", "lease_ttl_s: 1\npools:"), 4, "lease_ttl_s", "expected a number of at least 2, not 1"),
     ],
 )
@@ -184,12 +204,27 @@ def test_two_pools_of_one_role_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("model: [", ":1: not valid YAML"), ("- a\n", "expected a mapping"), ("", "expected a mapping")],
+    [
+        ("model: {name: 2020-13-45}", ": not valid YAML: month must be in 1..12"),
+        ("model: {name: !!timestamp x}", ": not valid YAML: "),
+        (f"lease_ttl_s: {'9' * 5000}", ": not valid YAML: "),
+        ("[" * 3000, ": nested too deeply"),
+        ('model: {name: a,\n  path: "a\\0b"}', ":2: a text with the character 0x0000 in it"),
+        ('model: {name: "\\ud800"}', ":1: a text with the character 0xd800 in it"),
+        ("model: [", ":1: not valid YAML"),
+        ("- a\n", "expected a mapping"),
+        ("", "expected a mapping"),
+    ],
 )
 def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         load_fleet(write(tmp_path, text))
     assert expected in caught.value.message
+
+
+def test_a_number_with_an_exponent_needs_no_point(tmp_path: Path) -> None:
+    fleet = load_fleet(write(tmp_path, MINIMAL + "planner: {miss_cost_s: 1e2}\nagent: {minimum_free_bytes: 1e9}\n"))
+    assert (fleet.planner.miss_cost_s, fleet.agent.minimum_free_bytes) == (100, 10**9)
 
 
 def test_a_missing_file_is_one_clear_sentence(tmp_path: Path) -> None:
