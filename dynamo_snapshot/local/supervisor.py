@@ -118,22 +118,23 @@ class _Keeper:
             lived = time.monotonic() - started
             failures = 1 if restart_delay(1, lived) == 0.0 else failures + 1
             delay = restart_delay(failures, lived)
-            self._change(ServiceState.RESTARTING, f"{_ended(code)} after {lived:.1f} s, again in {delay:.2g} s")
+            ended = f"{_ended(code)} after {lived:.1f} s, again in {delay:.2g} s"
+            self._change(ServiceState.RESTARTING, f"{ended}; its log is {self._log}")
             await asyncio.sleep(delay)
             started = time.monotonic()
-            process = await self._spawn()
             try:
+                process = await self._spawn()
                 await self._until_ready(process)
             except SnapshotError as error:
                 # It is kept trying; who waits for it sees the state and the log.
-                self._change(ServiceState.RESTARTING, error.message)
+                self._change(ServiceState.RESTARTING, f"{error.message}; its log is {self._log}")
                 await self._end(process)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         service = self.service
         self._spawned_at = time.time()
-        with self._log.open("ab") as log:
-            try:
+        try:
+            with self._log.open("ab") as log:
                 # Forked by the main thread: the parent-death signal follows the thread that forks.
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *service.command,
@@ -143,8 +144,8 @@ class _Keeper:
                     stderr=asyncio.subprocess.STDOUT,
                     start_new_session=True,
                 )  # fmt: skip
-            except OSError as error:
-                raise SnapshotError(Reason.PROCESS_DIED, f"{service.name} cannot be started: {error}") from error
+        except OSError as error:
+            raise SnapshotError(Reason.PROCESS_DIED, f"{service.name} cannot be started: {error}") from error
         self._process = process
         self._change(ServiceState.STARTING, restarts=self.status.restarts + (self._task is not None))
         return process

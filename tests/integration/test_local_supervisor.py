@@ -81,6 +81,33 @@ async def test_a_killed_service_is_started_again(tmp_path: Path) -> None:
         await supervisor.stop_all()
 
 
+async def test_a_service_that_ends_again_and_again_is_told_with_its_log(tmp_path: Path) -> None:
+    changes: list[ServiceStatus] = []
+    supervisor = Supervisor(tmp_path, changes.append)
+    try:
+        await supervisor.start(Service(name="planner", command=(sys.executable, "-c", "raise SystemExit(3)")))
+        await until(lambda: any("exited with status 3" in change.detail for change in changes))
+        said = next(change.detail for change in changes if change.detail)
+        assert said.endswith(f"again in 0.25 s; its log is {tmp_path}/planner.log")
+    finally:
+        await supervisor.stop_all()
+
+
+async def test_a_service_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    changes: list[ServiceStatus] = []
+    supervisor, log = Supervisor(tmp_path, changes.append), tmp_path / "sleeper.log"
+    try:
+        await supervisor.start(Service(name="sleeper", command=(sys.executable, "-c", "import time; time.sleep(600)")))
+        log.unlink()
+        log.mkdir()
+        supervisor.kill("sleeper")
+        await until(lambda: any("cannot be started" in change.detail for change in changes))
+        log.rmdir()
+        await until(lambda: supervisor.status()[0].state is ServiceState.READY)
+    finally:
+        await supervisor.stop_all()
+
+
 async def test_a_service_that_dies_before_it_is_ready_says_why(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     command = (sys.executable, "-c", "import sys; sys.exit('no model in /nowhere')")
