@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dynamo_snapshot import metrics
 from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal

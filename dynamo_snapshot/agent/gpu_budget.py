@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import Inventory
+from dynamo_snapshot.agent.cuda.driver import Inventory
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason

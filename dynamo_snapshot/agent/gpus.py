@@ -11,13 +11,13 @@ from pathlib import Path
 
 import structlog
 
-from dynamo_snapshot.agent.cuda_client import FAKE_DRIVER, REAL_DRIVER, CudaHelper
-from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
-from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader, lanes_beside
-from dynamo_snapshot.agent.loader_process import MemoryKind
-from dynamo_snapshot.agent.loader_process import Settings as LoaderSettings
-from dynamo_snapshot.agent.loader_run import Reading
-from dynamo_snapshot.agent.loader_wire import Loaded
+from dynamo_snapshot.agent.cuda.client import FAKE_DRIVER, REAL_DRIVER, CudaHelper
+from dynamo_snapshot.agent.cuda.fake import SCRIPT_ENV
+from dynamo_snapshot.agent.loader.client import ReplicaLoad, WeightLoader, lanes_beside
+from dynamo_snapshot.agent.loader.process import MemoryKind
+from dynamo_snapshot.agent.loader.process import Settings as LoaderSettings
+from dynamo_snapshot.agent.loader.run import Reading
+from dynamo_snapshot.agent.loader.wire import Loaded
 from dynamo_snapshot.agent.process import marked_processes, wait_pid
 from dynamo_snapshot.config import Gpu as Settings
 from dynamo_snapshot.errors import SnapshotError

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
+from dynamo_snapshot.agent.criu.own_images import own_images, pid_namespace
 from dynamo_snapshot.agent.holder_client import HolderClient
-from dynamo_snapshot.agent.own_images import own_images, pid_namespace
 from dynamo_snapshot.agent.process import Process, children, inner_pid, marked_processes, spawn, wait_pid
 from dynamo_snapshot.agent.standby import Standby
 from dynamo_snapshot.errors import SnapshotError

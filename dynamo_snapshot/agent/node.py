@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-from dynamo_snapshot.agent.collectives import NAMES_ENV
-from dynamo_snapshot.agent.criu import Criu
-from dynamo_snapshot.agent.cuda_driver import Inventory
+from dynamo_snapshot.agent.criu.command import Criu
+from dynamo_snapshot.agent.cuda.collectives import NAMES_ENV
+from dynamo_snapshot.agent.cuda.driver import Inventory
 from dynamo_snapshot.agent.failed_logs import FailedLogs
 from dynamo_snapshot.agent.gpu_budget import assign, left
 from dynamo_snapshot.agent.gpus import VISIBLE_ENV, Gpus

@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import structlog
 
-from dynamo_snapshot.agent import phases
-from dynamo_snapshot.agent.capture import Capture
-from dynamo_snapshot.agent.cold_start import ColdStart
 from dynamo_snapshot.agent.journal import Begun, Ended
 from dynamo_snapshot.agent.node import Node
-from dynamo_snapshot.agent.parking import Park, Wake
-from dynamo_snapshot.agent.prefetch import Prefetch
+from dynamo_snapshot.agent.pipelines import phases
+from dynamo_snapshot.agent.pipelines.capture import Capture
+from dynamo_snapshot.agent.pipelines.cold_start import ColdStart
+from dynamo_snapshot.agent.pipelines.parking import Park, Wake
+from dynamo_snapshot.agent.pipelines.prefetch import Prefetch
+from dynamo_snapshot.agent.pipelines.restore import Restore
 from dynamo_snapshot.agent.replica import Replica, WorkerEnded
-from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Phase, Reason, WorkerSpec
 

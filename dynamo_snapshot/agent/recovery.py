@@ -11,15 +11,15 @@ import asyncio
 
 import structlog
 
-from dynamo_snapshot.agent.capture import settle
-from dynamo_snapshot.agent.cold_start import is_registered
 from dynamo_snapshot.agent.gpus import outlive_residents
 from dynamo_snapshot.agent.house import House
 from dynamo_snapshot.agent.journal import Ended, ReplicaGone, ReplicaRecord
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
-from dynamo_snapshot.agent.parking import held_for_parked, is_parked, noted_as_parked
-from dynamo_snapshot.agent.source_gpus import thaw_source
+from dynamo_snapshot.agent.pipelines.capture import settle
+from dynamo_snapshot.agent.pipelines.cold_start import is_registered
+from dynamo_snapshot.agent.pipelines.parking import held_for_parked, is_parked, noted_as_parked
+from dynamo_snapshot.agent.pipelines.source_gpus import thaw_source
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, Reason, Way
 

@@ -25,7 +25,7 @@ from worker_hooks.lifecycle import State
 log = structlog.get_logger()
 
 if TYPE_CHECKING:
-    from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
+    from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dynamo_snapshot.agent.findings import Finding
+    from dynamo_snapshot.agent.doctor.findings import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -30,8 +30,8 @@ def doctor(
     from rich.console import Console
     from rich.markup import escape
 
-    from dynamo_snapshot.agent.doctor import can_restore, examine
-    from dynamo_snapshot.agent.findings import Host
+    from dynamo_snapshot.agent.doctor.examine import can_restore, examine
+    from dynamo_snapshot.agent.doctor.findings import Host
     from dynamo_snapshot.config import Agent, load_fleet
 
     agent = load_fleet(fleet_file).agent if fleet_file else Agent()

@@ -22,7 +22,7 @@ def install_criu(
     """
     from rich.console import Console
 
-    from dynamo_snapshot.agent import criu_install
+    from dynamo_snapshot.agent.criu import install as criu_install
 
     console = Console(highlight=False, soft_wrap=True)
     folder = into.absolute() if into else criu_install.default_folder()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.config import CapturePolicy
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local import host, processes

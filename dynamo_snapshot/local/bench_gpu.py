@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.agent.direct import Direct, one_replica
 from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.config import Agent

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.config import CapturePolicy, Fleet, Planner, ScalingPolicy
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local import host, measures

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_snapshot.agent.phases import PIPELINES, RESTORE, Share
+from dynamo_snapshot.agent.pipelines.phases import PIPELINES, RESTORE, Share
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.recorder import Recorder
 from dynamo_snapshot.local.up import LocalFleet

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.local import host, measures
 from dynamo_snapshot.local.checks import control_checks, gated_checks

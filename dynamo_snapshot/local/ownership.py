@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,14 +20,25 @@ _LOOK_S = 0.2
 
 
 class Ownership:
-    """A runtime folder that is this process's; ends with the process or :meth:`give_up`."""
+    """A runtime folder that is this process's; ends with the process or :meth:`give_up`.
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    Args:
+        file: the lock.
+        made: folders that were made for it, the innermost first.
+    """
+
+    def __init__(self, file: IO[str], made: Sequence[Path]) -> None:
+        self._file, self._made = file, made
 
     def give_up(self) -> None:
-        """The fleet has been taken down: nobody ran it who is missed."""
+        """The fleet has been taken down: nobody ran it who is missed. What was made here and is empty goes."""
         self._file.truncate(0)
+        with suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
+                if folder == self._made[0]:
+                    # Who has it open and waits for it sees that it is not the one that is there.
+                    _lock_file(folder).unlink()
         self._file.close()
 
 
@@ -36,20 +49,16 @@ def take(runtime_dir: Path) -> Ownership:
         SnapshotError: ``runtime_dir_in_use`` naming the process that has it; ``configuration_invalid`` where it
             cannot be made, ``not_privileged`` where this user may not.
     """
-    try:
-        runtime_dir.mkdir(parents=True, exist_ok=True)
-        file = _lock_file(runtime_dir).open("a+")
-    except OSError as error:
-        raise SnapshotError(
-            Reason.NOT_PRIVILEGED if isinstance(error, PermissionError) else Reason.CONFIGURATION_INVALID,
-            f"agent.runtime_dir: {runtime_dir} cannot be used: {error.strerror}",
-            "Run as root, or name another folder.",
-        ) from error
+    made = [folder for folder in (runtime_dir, *runtime_dir.parents) if _is_missing(folder)]
+    file = _opened(runtime_dir)
     deadline = time.monotonic() + _LOOK_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            if _is_there(file, _lock_file(runtime_dir)):
+                break
+            file.close()
+            file = _opened(runtime_dir)
         except BlockingIOError as error:
             if time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -65,7 +74,7 @@ def take(runtime_dir: Path) -> Ownership:
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
-    return Ownership(file)
+    return Ownership(file, made)
 
 
 def deserter(runtime_dir: Path) -> int | None:
@@ -79,6 +88,36 @@ def deserter(runtime_dir: Path) -> int | None:
         return None
     # An agent that somebody started by itself, in the folder of a fleet that was killed before.
     return None if is_held(_lock_file(runtime_dir)) or is_held(runtime_dir / AGENT_LOCK) else pid
+
+
+def _opened(runtime_dir: Path) -> IO[str]:
+    try:
+        runtime_dir.mkdir(parents=True, exist_ok=True)
+        return _lock_file(runtime_dir).open("a+")
+    except OSError as error:
+        raise SnapshotError(
+            Reason.NOT_PRIVILEGED if isinstance(error, PermissionError) else Reason.CONFIGURATION_INVALID,
+            f"agent.runtime_dir: {runtime_dir} cannot be used: {error.strerror}",
+            "Run as root, or name another folder.",
+        ) from error
+
+
+def _is_there(file: IO[str], path: Path) -> bool:
+    """Whether ``path`` leads to ``file``: an owner that gave up may have removed it since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _is_missing(folder: Path) -> bool:
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # whatever it is, it is not made here
+    return False
 
 
 def _lock_file(runtime_dir: Path) -> Path:

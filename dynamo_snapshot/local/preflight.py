@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from dynamo_snapshot.agent.criu import find as find_criu
-from dynamo_snapshot.agent.criu_probe import probe_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
+from dynamo_snapshot.agent.criu.probe import probe_criu
 from dynamo_snapshot.config import Fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import require_free

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynamo_snapshot.bus.directory import FOLDER
 from dynamo_snapshot.config import Fleet, ScalingPolicy
 from dynamo_snapshot.fleet.rules import fleet_rules
 from dynamo_snapshot.local.service import Ready, Service, http_ok, wrote
-from planner.config import RoleBounds, built_in_planner_config, planner_config
+from planner.config import NEVER_S, RoleBounds, built_in_planner_config, planner_config
 
 FLEET_STATUS = "fleet-status.json"
 DECISION_LOG = "decisions.jsonl"
@@ -76,8 +77,14 @@ def planner_configuration(fleet: Fleet, control_port: int = 0) -> dict[str, Any]
         learnt_of=engines_of(fleet),
     )
     if section.policy is ScalingPolicy.SNAPSHOT:
-        return with_plugin
+        return {**with_plugin, "load_adjustment_interval_seconds": whole_ticks(NEVER_S, section.tick_s)}
     return built_in_planner_config(with_plugin, section.policy.removeprefix("dynamo-"))
+
+
+def whole_ticks(at_least_s: int, tick_s: float) -> int:
+    """Seconds, a whole number of them and of ticks: Dynamo's planner refuses an interval that is not."""
+    seconds = Fraction(str(tick_s)).numerator
+    return -(-at_least_s // seconds) * seconds
 
 
 def engines_of(fleet: Fleet) -> str:

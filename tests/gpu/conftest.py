@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gpu.subjects import Subject
 
-from dynamo_snapshot.agent import cuda_bindings
-from dynamo_snapshot.agent.criu import Criu
-from dynamo_snapshot.agent.cuda_driver import CheckpointDriver
+from dynamo_snapshot.agent.criu.command import Criu
+from dynamo_snapshot.agent.cuda import bindings as cuda_bindings
+from dynamo_snapshot.agent.cuda.driver import CheckpointDriver
 
 
 @pytest.fixture(scope="session")

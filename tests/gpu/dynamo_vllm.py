@@ -25,7 +25,7 @@ from gpu.dynamo_deployment import MODEL, World, dynamo
 from gpu.dynamo_model import SHAPES
 from gpu.dynamo_replica import BOOT_S, ORDER_S, VllmReplica
 
-from dynamo_snapshot.agent.criu import find as find_criu
+from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.agent.direct import one_replica
 from dynamo_snapshot.config import Agent
 from dynamo_snapshot.local import host

@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_snapshot.agent import shm
-from dynamo_snapshot.agent.criu import Criu
-from dynamo_snapshot.agent.cuda_client import CudaHelper
-from dynamo_snapshot.agent.cuda_devices import device_map, record_devices
-from dynamo_snapshot.agent.cuda_driver import DeviceMap
-from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, process_tree, thaw
+from dynamo_snapshot.agent.criu import shm
+from dynamo_snapshot.agent.criu.command import Criu
+from dynamo_snapshot.agent.criu.zero_pages import ZeroPages, drop_zero_pages
+from dynamo_snapshot.agent.cuda.client import CudaHelper
+from dynamo_snapshot.agent.cuda.devices import device_map, record_devices
+from dynamo_snapshot.agent.cuda.driver import DeviceMap
+from dynamo_snapshot.agent.cuda.tree import cuda_processes, freeze, process_tree, thaw
 from dynamo_snapshot.agent.house import CONTROL_INSIDE, LOG_INSIDE, HostHouses, House
-from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
-from dynamo_snapshot.agent.loader_process import Settings
-from dynamo_snapshot.agent.zero_pages import ZeroPages, drop_zero_pages
+from dynamo_snapshot.agent.loader.client import ReplicaLoad, WeightLoader
+from dynamo_snapshot.agent.loader.process import Settings
 from dynamo_snapshot.snapshots.manifest import CudaRecord
 from worker_hooks import control, holder
 from worker_hooks.weights.segment import SEGMENTS_FILE, Segment, SegmentStore, decode_segments

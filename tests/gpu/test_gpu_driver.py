@@ -12,8 +12,8 @@ import pytest
 from gpu.subjects import Subject
 from support.cuda_conformance import replay, replay_without_cuda
 
-from dynamo_snapshot.agent.cuda_devices import device_map, record_devices
-from dynamo_snapshot.agent.cuda_driver import CheckpointDriver, CudaState
+from dynamo_snapshot.agent.cuda.devices import device_map, record_devices
+from dynamo_snapshot.agent.cuda.driver import CheckpointDriver, CudaState
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gpu import ranks as subject
 
-from dynamo_snapshot.agent.cuda_driver import CheckpointDriver
+from dynamo_snapshot.agent.cuda.driver import CheckpointDriver
 from dynamo_snapshot.agent.direct import Direct, one_replica
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.config import Agent

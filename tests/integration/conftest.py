@@ -15,7 +15,7 @@ import pytest
 from support.agent_host import AgentHost, MakeHost
 from support.guarded_nats import GuardedNats
 
-from dynamo_snapshot.agent.criu import find
+from dynamo_snapshot.agent.criu.command import find
 from dynamo_snapshot.agent.teardown import teardown
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.servers import server_program

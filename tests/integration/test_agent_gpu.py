@@ -13,8 +13,8 @@ import pytest
 from support.agent_host import PYTHON, TOY, AgentHost, MakeHost, replica_of
 
 from dynamo_snapshot.agent import gpus
-from dynamo_snapshot.agent.cuda_driver import CudaState, Device, Inventory, Operation
-from dynamo_snapshot.agent.cuda_fake import H200, SCRIPT_ENV, Script
+from dynamo_snapshot.agent.cuda.driver import CudaState, Device, Inventory, Operation
+from dynamo_snapshot.agent.cuda.fake import H200, SCRIPT_ENV, Script
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, ReplicaReport, WorkerSpec
 from dynamo_snapshot.snapshots.store import SnapshotStore

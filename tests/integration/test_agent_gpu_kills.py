@@ -9,9 +9,9 @@ from support.agent_host import AgentHost, MakeHost, replica_of
 from test_agent_gpu import gpu_host, gpu_spec, held_by_loaders, script, state_of
 from test_agent_kill_points import check_nothing_orphaned, killed_and_restarted
 
-from dynamo_snapshot.agent.cuda_driver import CudaState
-from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
-from dynamo_snapshot.agent.phases import CAPTURE, CRASH_ENV, PARK, PIPELINES, RESTORE, WAKE
+from dynamo_snapshot.agent.cuda.driver import CudaState
+from dynamo_snapshot.agent.cuda.fake import SCRIPT_ENV
+from dynamo_snapshot.agent.pipelines.phases import CAPTURE, CRASH_ENV, PARK, PIPELINES, RESTORE, WAKE
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase
 from dynamo_snapshot.snapshots.store import SnapshotStore
 

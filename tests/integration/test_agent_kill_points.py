@@ -15,7 +15,16 @@ from support.agent_host import AgentHost, MakeHost, criu_that, replica_of, toy_s
 
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.house import MARK
-from dynamo_snapshot.agent.phases import CAPTURE, COLD_START, CRASH_ENV, PARK, PIPELINES, PREFETCH, RESTORE, WAKE
+from dynamo_snapshot.agent.pipelines.phases import (
+    CAPTURE,
+    COLD_START,
+    CRASH_ENV,
+    PARK,
+    PIPELINES,
+    PREFETCH,
+    RESTORE,
+    WAKE,
+)
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.model import OrderKind, OrderStatus, Reason, ReplicaPhase, Reported
 from dynamo_snapshot.snapshots.store import SnapshotStore

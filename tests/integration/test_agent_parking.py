@@ -13,7 +13,7 @@ import pytest
 from support.agent_host import AgentHost, MakeHost, replica_of, toy_spec
 from test_agent_gpu import OTHER, WEIGHTS_BYTES, gpu_host, held_by_loaders, phases, script
 
-from dynamo_snapshot.agent.cuda_fake import H200, SCRIPT_ENV
+from dynamo_snapshot.agent.cuda.fake import H200, SCRIPT_ENV
 from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, ReplicaReport

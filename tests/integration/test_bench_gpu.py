@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from test_agent_gpu import WEIGHTS_BYTES, gpu_spec
 
-from dynamo_snapshot.agent.cuda_fake import SCRIPT_ENV
+from dynamo_snapshot.agent.cuda.fake import SCRIPT_ENV
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.config import Agent, Gpu
 from dynamo_snapshot.errors import SnapshotError

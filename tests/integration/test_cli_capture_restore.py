@@ -12,9 +12,9 @@ import pytest
 from support.agent_host import PYTHON, TOY
 
 from dynamo_snapshot.agent.direct_folder import abandoned
-from dynamo_snapshot.agent.doctor_host import check_leftovers
+from dynamo_snapshot.agent.doctor.findings import Host
+from dynamo_snapshot.agent.doctor.host_checks import check_leftovers
 from dynamo_snapshot.agent.entry import hold_runtime_dir
-from dynamo_snapshot.agent.findings import Host
 from dynamo_snapshot.agent.house import MARK
 from dynamo_snapshot.agent.process import marked_processes
 from dynamo_snapshot.snapshots.store import SnapshotStore

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent import criu_install
-from dynamo_snapshot.agent.criu_images import schema
-from dynamo_snapshot.agent.criu_install import debian_mirror, install_criu, mirror_in
-from dynamo_snapshot.agent.criu_probe import probe_criu
+from dynamo_snapshot.agent.criu import install as criu_install
+from dynamo_snapshot.agent.criu.images import schema
+from dynamo_snapshot.agent.criu.install import debian_mirror, install_criu, mirror_in
+from dynamo_snapshot.agent.criu.probe import probe_criu
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_snapshot.agent.cuda_client import FAKE_DRIVER, CudaHelper
-from dynamo_snapshot.agent.cuda_driver import CudaState, Operation
-from dynamo_snapshot.agent.cuda_fake import H200, SCRIPT_ENV, FakeProcess, Script
-from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, thaw
+from dynamo_snapshot.agent.cuda.client import FAKE_DRIVER, CudaHelper
+from dynamo_snapshot.agent.cuda.driver import CudaState, Operation
+from dynamo_snapshot.agent.cuda.fake import H200, SCRIPT_ENV, FakeProcess, Script
+from dynamo_snapshot.agent.cuda.tree import cuda_processes, freeze, thaw
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
@@ -94,7 +94,7 @@ async def test_a_crashing_driver_takes_only_the_helper(start: Start) -> None:
 
 
 async def test_without_a_driver_every_call_says_so(start: Start) -> None:
-    helper = start(driver="dynamo_snapshot.agent.cuda_bindings:open_driver")
+    helper = start(driver="dynamo_snapshot.agent.cuda.bindings:open_driver")
     for _ in range(2):
         with pytest.raises(SnapshotError) as missing:
             await helper.inventory()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dynamo_snapshot.agent import doctor as doctor_module
-from dynamo_snapshot.agent.doctor import CHECKS
+from dynamo_snapshot.agent.doctor import examine as doctor_module
+from dynamo_snapshot.agent.doctor.examine import CHECKS
 from dynamo_snapshot.cli.main import build
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.watching import wait_until
 
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, MARK, MOUNT_POINT, STANDBY, HostHouses, House, remove_mount_point
 from dynamo_snapshot.agent.process import children, inner_pid, marked_processes, wait_pid
 from dynamo_snapshot.agent.teardown import left_behind, teardown

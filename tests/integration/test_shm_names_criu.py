@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from dynamo_snapshot.agent import shm
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu import shm
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, HostHouses
 
 SUBJECT = """

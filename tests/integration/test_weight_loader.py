@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.weights import detached, digests
 
-from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
-from dynamo_snapshot.agent.loader_process import MemoryKind, Settings
-from dynamo_snapshot.agent.loader_run import Reading
+from dynamo_snapshot.agent.loader.client import ReplicaLoad, WeightLoader
+from dynamo_snapshot.agent.loader.process import MemoryKind, Settings
+from dynamo_snapshot.agent.loader.run import Reading
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks.weights.arena import Attached, attach

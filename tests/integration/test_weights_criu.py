@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent.loader import WeightLoader
-from dynamo_snapshot.agent.loader_process import MemoryKind, Settings
-from dynamo_snapshot.agent.zero_pages import drop_zero_pages
+from dynamo_snapshot.agent.criu.zero_pages import drop_zero_pages
+from dynamo_snapshot.agent.loader.client import WeightLoader
+from dynamo_snapshot.agent.loader.process import MemoryKind, Settings
 from worker_hooks.weights.segment import SegmentStore, decode_segments
 
 SUBJECT = Path(__file__).parents[1] / "support" / "weights_subject.py"

@@ -9,7 +9,7 @@ import pytest
 from support.dynamo_world import environment, inherited, instances
 from support.watching import wait_until
 
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import LOG_INSIDE, HostHouses, House
 from dynamo_snapshot.agent.teardown import teardown
 from worker_hooks import holder

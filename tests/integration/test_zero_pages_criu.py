@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent import zero_pages
-from dynamo_snapshot.agent.criu_images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema
-from dynamo_snapshot.agent.zero_pages import Droppable, ZeroPages, drop_zero_pages
+from dynamo_snapshot.agent.criu import zero_pages
+from dynamo_snapshot.agent.criu.images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema
+from dynamo_snapshot.agent.criu.zero_pages import Droppable, ZeroPages, drop_zero_pages
 
 SUBJECT = Path(__file__).parents[1] / "support" / "zero_page_subject.py"
 NAMES = ("parent", "child")

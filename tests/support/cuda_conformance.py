@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dynamo_snapshot.agent.cuda_driver import TRANSITIONS, CheckpointDriver, CudaState, Operation
+from dynamo_snapshot.agent.cuda.driver import TRANSITIONS, CheckpointDriver, CudaState, Operation
 from dynamo_snapshot.errors import SnapshotError
 
 LOCK_TIMEOUT_MS = 5000

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from dynamo_snapshot.agent.cuda_driver import CudaState, DeviceMap, Inventory
-from dynamo_snapshot.agent.cuda_fake import FakeDriver, FakeProcess, Script
+from dynamo_snapshot.agent.cuda.driver import CudaState, DeviceMap, Inventory
+from dynamo_snapshot.agent.cuda.fake import FakeDriver, FakeProcess, Script
 
 T = TypeVar("T")
 

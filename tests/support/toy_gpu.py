@@ -17,7 +17,7 @@ from worker_hooks.weights.host_memory import GRANULARITY, HostMemory
 from worker_hooks.weights.pump import Pump
 from worker_hooks.weights.segment import SEGMENTS_ENV, SEGMENTS_FILE, SegmentStore, encode_segments
 
-# As dynamo_snapshot.agent.cuda_fake has it: a worker imports nothing of the agent.
+# As dynamo_snapshot.agent.cuda.fake has it: a worker imports nothing of the agent.
 STATE_ADDRESS, STATE_BYTES = 0x10_0000_0000, 4096
 _MAP_FIXED_NOREPLACE, _MAP_PRIVATE_ANONYMOUS, _READ_WRITE = 0x100000, 0x22, 3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal

@@ -15,16 +15,16 @@ from typing import cast
 import pytest
 from support.snapshots import CAPTURE
 
-from dynamo_snapshot.agent.cold_start import registered
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.gpus import Gpus
-from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.house import House, Houses
 from dynamo_snapshot.agent.journal import Journal
-from dynamo_snapshot.agent.loader import ReplicaLoad, WeightLoader
+from dynamo_snapshot.agent.loader.client import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
+from dynamo_snapshot.agent.pipelines.cold_start import registered
+from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.recovery import recover
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.config import Agent as Settings

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent import criu
 from dynamo_snapshot.agent.cgroups import Cgroups
 from dynamo_snapshot.agent.control import ControlDirectory
+from dynamo_snapshot.agent.criu import command as criu
 from dynamo_snapshot.agent.idle import IdleShare
 from dynamo_snapshot.agent.ports import Ports
 from dynamo_snapshot.agent.replica import last_line, phase_of

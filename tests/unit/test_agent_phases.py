@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from virtual_time import run_virtually
 
-from dynamo_snapshot.agent import phases
-from dynamo_snapshot.agent.capture import Capture
-from dynamo_snapshot.agent.cold_start import ColdStart
-from dynamo_snapshot.agent.parking import Park, Wake
-from dynamo_snapshot.agent.phases import PIPELINES, Limit, Limits, PhaseSpec
-from dynamo_snapshot.agent.prefetch import Prefetch
-from dynamo_snapshot.agent.restore import Restore
+from dynamo_snapshot.agent.pipelines import phases
+from dynamo_snapshot.agent.pipelines.capture import Capture
+from dynamo_snapshot.agent.pipelines.cold_start import ColdStart
+from dynamo_snapshot.agent.pipelines.parking import Park, Wake
+from dynamo_snapshot.agent.pipelines.phases import PIPELINES, Limit, Limits, PhaseSpec
+from dynamo_snapshot.agent.pipelines.prefetch import Prefetch
+from dynamo_snapshot.agent.pipelines.restore import Restore
 from dynamo_snapshot.config import PhaseDeadlines
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason

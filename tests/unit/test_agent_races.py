@@ -15,19 +15,20 @@ from typing import cast
 
 import pytest
 
-from dynamo_snapshot.agent import shm, watch
-from dynamo_snapshot.agent.capture import Capture, settle
-from dynamo_snapshot.agent.cold_start import ColdStart
+from dynamo_snapshot.agent import watch
 from dynamo_snapshot.agent.control import ControlDirectory
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu import shm
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.holder_client import HolderClient
 from dynamo_snapshot.agent.house import House, Houses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
-from dynamo_snapshot.agent.phases import Result
+from dynamo_snapshot.agent.pipelines.capture import Capture, settle
+from dynamo_snapshot.agent.pipelines.cold_start import ColdStart
+from dynamo_snapshot.agent.pipelines.phases import Result
+from dynamo_snapshot.agent.pipelines.restore import Restore
 from dynamo_snapshot.agent.replica import Replica
-from dynamo_snapshot.agent.restore import Restore
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Order, OrderKind, Reason, Way, WorkerSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_snapshot.agent.compatibility_cache import CompatibilityCache
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import HostHouses
 from dynamo_snapshot.agent.journal import Journal, ReplicaRecord
 from dynamo_snapshot.agent.node import Node

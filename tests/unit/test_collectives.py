@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dynamo_snapshot.agent.collectives import refuse_collectives
+from dynamo_snapshot.agent.cuda.collectives import refuse_collectives
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.agent.cuda_devices import device_map, record_devices, weights_bytes, without_weights
-from dynamo_snapshot.agent.cuda_driver import Device, Inventory
+from dynamo_snapshot.agent.cuda.devices import device_map, record_devices, weights_bytes, without_weights
+from dynamo_snapshot.agent.cuda.driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots.manifest import CudaRecord, WeightSegment

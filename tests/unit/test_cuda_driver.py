@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cuda_conformance import replay, replay_without_cuda
 
-from dynamo_snapshot.agent import cuda_bindings
-from dynamo_snapshot.agent.cuda_bindings import format_uuid, parse_uuid
-from dynamo_snapshot.agent.cuda_driver import CudaState, Operation, failure
-from dynamo_snapshot.agent.cuda_fake import FakeDriver, FakeProcess, Script
+from dynamo_snapshot.agent.cuda import bindings as cuda_bindings
+from dynamo_snapshot.agent.cuda.bindings import format_uuid, parse_uuid
+from dynamo_snapshot.agent.cuda.driver import CudaState, Operation, failure
+from dynamo_snapshot.agent.cuda.fake import FakeDriver, FakeProcess, Script
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cuda_fakes import InProcess
 
-from dynamo_snapshot.agent.cuda_driver import CudaState, Operation
-from dynamo_snapshot.agent.cuda_fake import FakeProcess
-from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, thaw
+from dynamo_snapshot.agent.cuda.driver import CudaState, Operation
+from dynamo_snapshot.agent.cuda.fake import FakeProcess
+from dynamo_snapshot.agent.cuda.tree import cuda_processes, freeze, thaw
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

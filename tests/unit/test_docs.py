@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent.phases import PIPELINES
+from dynamo_snapshot.agent.pipelines.phases import PIPELINES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -11,9 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from dynamo_snapshot.agent import doctor_host, doctor_software
-from dynamo_snapshot.agent.doctor import can_restore, examine
-from dynamo_snapshot.agent.findings import Finding, Host, Severity, error, ok, warning
+from dynamo_snapshot.agent.doctor import host_checks as doctor_host
+from dynamo_snapshot.agent.doctor import software_checks as doctor_software
+from dynamo_snapshot.agent.doctor.examine import can_restore, examine
+from dynamo_snapshot.agent.doctor.findings import Finding, Host, Severity, error, ok, warning
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
@@ -166,7 +167,7 @@ def test_the_cuda_check_asks_the_driver_where_there_is_one(host: Host, monkeypat
     put(host.proc, "cpuinfo", "flags : fpu\n")
     assert "no NVIDIA driver" in only(doctor_software.check_cuda(host)).seen
     put(host.proc, "driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1  Thu\n")
-    fake = doctor_software._INVENTORY.replace("cuda_bindings", "cuda_fake")
+    fake = doctor_software._INVENTORY.replace("cuda.bindings", "cuda.fake")
     monkeypatch.setattr(doctor_software, "_INVENTORY", fake)
     found = only(doctor_software.check_cuda(host))
     assert found.severity is Severity.OK

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_snapshot.agent.cuda_devices import visible_devices
-from dynamo_snapshot.agent.cuda_driver import Device, Inventory
+from dynamo_snapshot.agent.cuda.devices import visible_devices
+from dynamo_snapshot.agent.cuda.driver import Device, Inventory
 from dynamo_snapshot.agent.gpu_budget import assign, left, require_place
 from dynamo_snapshot.agent.journal import ReplicaRecord
 from dynamo_snapshot.errors import SnapshotError

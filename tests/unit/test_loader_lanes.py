@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from dynamo_snapshot.agent.loader import lanes_beside
-from dynamo_snapshot.agent.loader_pinned import PinnedSegments
-from dynamo_snapshot.agent.loader_run import LoadRun, Reading
-from dynamo_snapshot.agent.loader_wire import Load, SegmentBytes
+from dynamo_snapshot.agent.loader.client import lanes_beside
+from dynamo_snapshot.agent.loader.pinned import PinnedSegments
+from dynamo_snapshot.agent.loader.run import LoadRun, Reading
+from dynamo_snapshot.agent.loader.wire import Load, SegmentBytes
 from worker_hooks.weights.host_memory import HostMemory
 from worker_hooks.weights.pump import Pump
 

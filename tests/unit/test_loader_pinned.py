@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_snapshot.agent.loader_pinned import PinnedSegments
-from dynamo_snapshot.agent.loader_wire import SegmentBytes
+from dynamo_snapshot.agent.loader.pinned import PinnedSegments
+from dynamo_snapshot.agent.loader.wire import SegmentBytes
 from worker_hooks.reasons import HookError
 from worker_hooks.weights.host_memory import HostMemory
 from worker_hooks.weights.pump import Pump

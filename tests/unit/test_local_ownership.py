@@ -62,10 +62,32 @@ def test_a_second_owner_is_refused_with_the_first_ones_process(tmp_path: Path) -
     owned.give_up()
 
 
+def test_what_was_made_for_an_owner_and_is_empty_goes_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "run"
+    ownership.take(folder).give_up()
+    assert list(tmp_path.iterdir()) == []
+    owned = ownership.take(folder)
+    (folder / "logs").mkdir()
+    owned.give_up()
+    assert folder.is_dir(), "logs stay"
+    (folder / "logs").rmdir()
+    ownership.take(folder).give_up()
+    assert folder.is_dir(), "it was there before"
+
+
+def test_who_waited_for_a_lock_that_was_removed_takes_the_one_that_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = ownership.take(folder)
+    threading.Timer(0.05, first.give_up).start()
+    second = ownership.take(folder)
+    with pytest.raises(SnapshotError, match="already runs"):
+        ownership.take(folder)
+    second.give_up()
+
+
 def test_who_only_looks_keeps_nobody_out(tmp_path: Path) -> None:
     """A look holds the lock for an instant, in which an owner may come."""
-    ownership.take(tmp_path / "run").give_up()
-    lock = (tmp_path / ".run.lock").open()
+    lock = (tmp_path / ".run.lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_SH)
     threading.Timer(0.05, lock.close).start()
     ownership.take(tmp_path / "run").give_up()

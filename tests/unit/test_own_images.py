@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dynamo_snapshot.agent.criu.own_images import FILES, own_images
 from dynamo_snapshot.agent.house import House
-from dynamo_snapshot.agent.own_images import FILES, own_images
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -13,13 +13,13 @@ from typing import cast
 import pytest
 from support.snapshots import CAPTURE
 
-from dynamo_snapshot.agent import prefetch
-from dynamo_snapshot.agent.criu import Criu
+from dynamo_snapshot.agent.criu.command import Criu
 from dynamo_snapshot.agent.house import Houses
 from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
 from dynamo_snapshot.agent.page_cache import read_into_cache
+from dynamo_snapshot.agent.pipelines import prefetch
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.model import Order, OrderKind, OrderStatus, Outcome, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts

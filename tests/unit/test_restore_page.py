@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dynamo_snapshot.agent.phases import PIPELINES, RESTORE
+from dynamo_snapshot.agent.pipelines.phases import PIPELINES, RESTORE
 from dynamo_snapshot.cli.bench import app
 from dynamo_snapshot.cli.results import result_in
 from dynamo_snapshot.errors import SnapshotError

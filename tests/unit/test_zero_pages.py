@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_snapshot.agent.criu_images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema, write_image
-from dynamo_snapshot.agent.zero_pages import SHORTEST_GAP, Droppable, drop_zero_pages, kept_runs
+from dynamo_snapshot.agent.criu.images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema, write_image
+from dynamo_snapshot.agent.criu.zero_pages import SHORTEST_GAP, Droppable, drop_zero_pages, kept_runs
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

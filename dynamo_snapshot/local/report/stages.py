@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from dynamo_snapshot.agent.phases import PIPELINES, RESTORE, Share
+from dynamo_snapshot.agent.pipelines.phases import PIPELINES, RESTORE, Share
 
 
 class Stage(StrEnum):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynamo_snapshot.agent.direct_folder import MARK, abandoned
+from dynamo_snapshot.agent.doctor.findings import Finding, Host, error, ok, warning
 from dynamo_snapshot.agent.entry import LOCK
-from dynamo_snapshot.agent.findings import Finding, Host, error, ok, warning
 from dynamo_snapshot.snapshots.locks import is_held
 
 _TIMEOUT_S = 20.0

@@ -6,7 +6,7 @@ import ctypes
 import uuid
 from typing import Any
 
-from dynamo_snapshot.agent.cuda_driver import (
+from dynamo_snapshot.agent.cuda.driver import (
     CheckpointDriver,
     CudaState,
     Device,
@@ -16,7 +16,7 @@ from dynamo_snapshot.agent.cuda_driver import (
     checked_timeout,
     failure,
 )
-from dynamo_snapshot.agent.nvml import Nvml
+from dynamo_snapshot.agent.cuda.nvml import Nvml
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dynamo_snapshot.agent.criu import INSTALLED
-from dynamo_snapshot.agent.criu_probe import probe_criu
+from dynamo_snapshot.agent.criu.command import INSTALLED
+from dynamo_snapshot.agent.criu.probe import probe_criu
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from dynamo_snapshot.agent import shm
-from dynamo_snapshot.agent.cold_start import registered
-from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
+from dynamo_snapshot.agent.criu import shm
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.pipelines.cold_start import registered
+from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
+from dynamo_snapshot.agent.pipelines.restored_gpus import RestoredGpus
 from dynamo_snapshot.agent.replica import Replica
-from dynamo_snapshot.agent.restored_gpus import RestoredGpus
 from dynamo_snapshot.model import Order, Way, WorkerSpec
 from dynamo_snapshot.snapshots.manifest import Manifest
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynamo_snapshot.agent.loader_wire import SegmentBytes
+from dynamo_snapshot.agent.loader.wire import SegmentBytes
 from worker_hooks.weights.memory import DeviceMemory
 from worker_hooks.weights.pump import PinnedBytes, Pump, SegmentFile
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import Device, Inventory
+from dynamo_snapshot.agent.cuda.driver import Device, Inventory
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots.manifest import CudaRecord, DeviceRecord, WeightSegment

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo_snapshot.agent.cuda_driver import AsyncCheckpointDriver, CudaState, DeviceMap
+from dynamo_snapshot.agent.cuda.driver import AsyncCheckpointDriver, CudaState, DeviceMap
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 from worker_hooks import guard

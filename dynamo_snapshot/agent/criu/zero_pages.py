@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamo_snapshot.agent.criu_images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema, write_image
+from dynamo_snapshot.agent.criu.images import MM_MAGIC, PAGE, PAGEMAP_MAGIC, read_image, schema, write_image
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
 
@@ -81,7 +81,7 @@ def drop_zero_pages(images: Path, criu: Path | None = None, threads: int | None 
 
     Args:
         images: CRIU's image folder.
-        criu: the criu that wrote it (see :func:`dynamo_snapshot.agent.criu_images.schema`).
+        criu: the criu that wrote it (see :func:`dynamo_snapshot.agent.criu.images.schema`).
         threads: for scanning and copying; by default one a core, at most 8.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_snapshot.agent.collectives import refuse_collectives
-from dynamo_snapshot.agent.cuda_devices import record_devices, visible_devices
-from dynamo_snapshot.agent.cuda_driver import Inventory
-from dynamo_snapshot.agent.cuda_tree import cuda_processes, freeze, process_tree, thaw
+from dynamo_snapshot.agent.cuda.collectives import refuse_collectives
+from dynamo_snapshot.agent.cuda.devices import record_devices, visible_devices
+from dynamo_snapshot.agent.cuda.driver import Inventory
+from dynamo_snapshot.agent.cuda.tree import cuda_processes, freeze, process_tree, thaw
 from dynamo_snapshot.agent.gpus import VISIBLE_ENV
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
@@ -22,7 +22,7 @@ async def freeze_source(node: Node, source: Replica, weights: Sequence[WeightSeg
     Whatever fails: they run on. What the source needs to come back stays reserved until it serves.
 
     Raises:
-        SnapshotError: ``collective_alive``, or as :func:`dynamo_snapshot.agent.cuda_tree.freeze`.
+        SnapshotError: ``collective_alive``, or as :func:`dynamo_snapshot.agent.cuda.tree.freeze`.
     """
     if node.gpus is None or source.pid is None:
         return None

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import CudaState, DeviceMap, Inventory, Operation
-from dynamo_snapshot.agent.cuda_helper import Call
+from dynamo_snapshot.agent.cuda.driver import CudaState, DeviceMap, Inventory, Operation
+from dynamo_snapshot.agent.cuda.helper import Call
 from dynamo_snapshot.agent.resident import Resident
 from dynamo_snapshot.model import Reason
 
-REAL_DRIVER = "dynamo_snapshot.agent.cuda_bindings:open_driver"
-FAKE_DRIVER = "dynamo_snapshot.agent.cuda_fake:open_driver"
+REAL_DRIVER = "dynamo_snapshot.agent.cuda.bindings:open_driver"
+FAKE_DRIVER = "dynamo_snapshot.agent.cuda.fake:open_driver"
 
 
 class CudaHelper:
@@ -31,7 +31,7 @@ class CudaHelper:
     def __init__(self, log: Path, driver: str = REAL_DRIVER, environment: Mapping[str, str] | None = None) -> None:
         self._resident = Resident(
             "CUDA helper",
-            "dynamo_snapshot.agent.cuda_helper",
+            "dynamo_snapshot.agent.cuda.helper",
             [driver],
             log=log,
             died=Reason.CUDA_HELPER_DIED,

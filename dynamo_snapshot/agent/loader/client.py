@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.agent.loader_process import Settings
-from dynamo_snapshot.agent.loader_wire import (
+from dynamo_snapshot.agent.loader.process import Settings
+from dynamo_snapshot.agent.loader.wire import (
     Begun,
     Cancel,
     Finished,
@@ -52,7 +52,7 @@ class WeightLoader:
         self.device = device
         self._resident = Resident(
             f"weight loader of {device}",
-            "dynamo_snapshot.agent.loader_process",
+            "dynamo_snapshot.agent.loader.process",
             [msgspec.json.encode(settings or Settings()).decode()],
             log=log,
             died=Reason.LOADER_DIED,

@@ -8,32 +8,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from dynamo_snapshot.agent import doctor_host, doctor_software
-from dynamo_snapshot.agent.findings import Finding, Host, Severity, warning
+from dynamo_snapshot.agent.doctor import host_checks, software_checks
+from dynamo_snapshot.agent.doctor.findings import Finding, Host, Severity, warning
 from dynamo_snapshot.errors import SnapshotError
 
 Check = Callable[[Host], Iterable[Finding]]
 
 CHECKS: Mapping[str, Check] = {
-    "root": doctor_host.check_privileges,
-    "kernel": doctor_host.check_kernel,
-    "namespaces": doctor_host.check_namespaces,
-    "tools": doctor_host.check_tools,
-    "pidfd": doctor_host.check_pidfd,
-    "criu": doctor_software.check_criu,
-    "pycriu": doctor_software.check_pycriu,
-    "seccomp": doctor_host.check_seccomp,
-    "io_uring": doctor_host.check_io_uring,
-    "userfaultfd": doctor_host.check_userfaultfd,
-    "huge pages": doctor_host.check_huge_pages,
-    "cgroups": doctor_host.check_cgroups,
-    "space": doctor_host.check_space,
-    "leftovers": doctor_host.check_leftovers,
-    "GPU": doctor_software.check_gpus,
-    "CUDA": doctor_software.check_cuda,
-    "etcd": doctor_software.check_etcd,
-    "nats-server": doctor_software.check_nats_server,
-    "dynamo": doctor_software.check_dynamo,
+    "root": host_checks.check_privileges,
+    "kernel": host_checks.check_kernel,
+    "namespaces": host_checks.check_namespaces,
+    "tools": host_checks.check_tools,
+    "pidfd": host_checks.check_pidfd,
+    "criu": software_checks.check_criu,
+    "pycriu": software_checks.check_pycriu,
+    "seccomp": host_checks.check_seccomp,
+    "io_uring": host_checks.check_io_uring,
+    "userfaultfd": host_checks.check_userfaultfd,
+    "huge pages": host_checks.check_huge_pages,
+    "cgroups": host_checks.check_cgroups,
+    "space": host_checks.check_space,
+    "leftovers": host_checks.check_leftovers,
+    "GPU": software_checks.check_gpus,
+    "CUDA": software_checks.check_cuda,
+    "etcd": software_checks.check_etcd,
+    "nats-server": software_checks.check_nats_server,
+    "dynamo": software_checks.check_dynamo,
 }
 
 

@@ -19,14 +19,14 @@ from typing import TypeVar
 
 import structlog
 
-from dynamo_snapshot.agent import shm
+from dynamo_snapshot.agent.criu import shm
+from dynamo_snapshot.agent.criu.zero_pages import drop_zero_pages
 from dynamo_snapshot.agent.house import LOG_INSIDE, House
 from dynamo_snapshot.agent.node import Node
-from dynamo_snapshot.agent.phases import Result
+from dynamo_snapshot.agent.pipelines.phases import Result
+from dynamo_snapshot.agent.pipelines.source_gpus import freeze_source, thaw_source
 from dynamo_snapshot.agent.process import children
 from dynamo_snapshot.agent.replica import Replica, new_incarnation
-from dynamo_snapshot.agent.source_gpus import freeze_source, thaw_source
-from dynamo_snapshot.agent.zero_pages import drop_zero_pages
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Phase, Reason
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts

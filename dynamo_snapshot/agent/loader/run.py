@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.agent.loader_pinned import PinnedSegments
-from dynamo_snapshot.agent.loader_wire import Load, Loaded, SegmentBytes
+from dynamo_snapshot.agent.loader.pinned import PinnedSegments
+from dynamo_snapshot.agent.loader.wire import Load, Loaded, SegmentBytes
 from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dynamo_snapshot.agent import criu as criu_program
-from dynamo_snapshot.agent import criu_images
-from dynamo_snapshot.agent.criu_probe import probe_criu
-from dynamo_snapshot.agent.cuda_driver import Inventory
-from dynamo_snapshot.agent.findings import Finding, Host, error, ok, warning
+from dynamo_snapshot.agent.criu import command as criu_program
+from dynamo_snapshot.agent.criu import images as criu_images
+from dynamo_snapshot.agent.criu.probe import probe_criu
+from dynamo_snapshot.agent.cuda.driver import Inventory
+from dynamo_snapshot.agent.doctor.findings import Finding, Host, error, ok, warning
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.programs import find_program
 from dynamo_snapshot.snapshots.host_facts import read_host_facts
@@ -24,7 +24,7 @@ _TIMEOUT_S = 60.0
 _MINIMUM_DRIVER = 580
 _INSTALL_CRIU = "Run `dynamo-snapshot install-criu`, or name a criu of 4.2 or newer."
 _INVENTORY = (
-    "import msgspec, sys; from dynamo_snapshot.agent.cuda_bindings import open_driver; "
+    "import msgspec, sys; from dynamo_snapshot.agent.cuda.bindings import open_driver; "
     "sys.stdout.buffer.write(msgspec.json.encode(open_driver().inventory()))"
 )
 _DYNAMO_MODULES = ("dynamo.llm", "dynamo.frontend", "dynamo.planner", "dynamo.common.snapshot")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dynamo_snapshot.agent import criu as criu_program
+from dynamo_snapshot.agent.criu import command as criu_program
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Value
 

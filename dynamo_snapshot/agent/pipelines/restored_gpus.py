@@ -6,11 +6,11 @@ import asyncio
 
 import structlog
 
-from dynamo_snapshot.agent.cuda_devices import device_map, weights_bytes, without_weights
-from dynamo_snapshot.agent.cuda_driver import DeviceMap
-from dynamo_snapshot.agent.cuda_tree import cuda_processes, process_tree, thaw
+from dynamo_snapshot.agent.cuda.devices import device_map, weights_bytes, without_weights
+from dynamo_snapshot.agent.cuda.driver import DeviceMap
+from dynamo_snapshot.agent.cuda.tree import cuda_processes, process_tree, thaw
 from dynamo_snapshot.agent.gpu_budget import require_place
-from dynamo_snapshot.agent.loader import ReplicaLoad
+from dynamo_snapshot.agent.loader.client import ReplicaLoad
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.errors import SnapshotError
@@ -38,7 +38,7 @@ class RestoredGpus:
         """Chooses the replica's GPUs and counts in what it will need of them.
 
         Raises:
-            SnapshotError: everything that :func:`dynamo_snapshot.agent.cuda_devices.device_map` refuses, and
+            SnapshotError: everything that :func:`dynamo_snapshot.agent.cuda.devices.device_map` refuses, and
                 ``cuda_missing``, ``node_at_capacity``.
         """
         inventory = await self._node.inventory()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import (
+from dynamo_snapshot.agent.cuda.driver import (
     TRANSITIONS,
     CheckpointDriver,
     CudaState,

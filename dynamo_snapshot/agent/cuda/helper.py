@@ -1,8 +1,8 @@
-"""The node's one CUDA helper process: ``python -m dynamo_snapshot.agent.cuda_helper FD DRIVER``.
+"""The node's one CUDA helper process: ``python -m dynamo_snapshot.agent.cuda.helper FD DRIVER``.
 
 Each process that uses the CUDA driver pays for ``cuInit`` (seconds, on some hosts), and a driver that
 crashes takes its process along. So the calls live here: resident, and outside the agent. ``DRIVER``
-names a function, as ``dynamo_snapshot.agent.cuda_bindings:open_driver``.
+names a function, as ``dynamo_snapshot.agent.cuda.bindings:open_driver``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from dynamo_snapshot.agent.cuda_driver import CheckpointDriver, Operation
+from dynamo_snapshot.agent.cuda.driver import CheckpointDriver, Operation
 from dynamo_snapshot.agent.resident_wire import serve
 from dynamo_snapshot.errors import SnapshotError
 

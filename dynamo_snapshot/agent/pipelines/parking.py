@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import structlog
 
-from dynamo_snapshot.agent.cold_start import is_registered, registered
-from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.node import Node
+from dynamo_snapshot.agent.pipelines.cold_start import is_registered, registered
+from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
+from dynamo_snapshot.agent.pipelines.restore import Restore
+from dynamo_snapshot.agent.pipelines.restored_gpus import RestoredGpus
 from dynamo_snapshot.agent.replica import Replica
-from dynamo_snapshot.agent.restore import Restore
-from dynamo_snapshot.agent.restored_gpus import RestoredGpus
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Order, Reason, ReplicaPhase, WorkerSpec
 from worker_hooks.lifecycle import State

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
-from dynamo_snapshot.agent.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.page_cache import available_bytes, cached_bytes, read_into_cache
+from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.model import Order, WorkerSpec
 

@@ -1,4 +1,4 @@
-"""One GPU's weight loader: ``python -m dynamo_snapshot.agent.loader_process FD SETTINGS``.
+"""One GPU's weight loader: ``python -m dynamo_snapshot.agent.loader.process FD SETTINGS``.
 
 Resident, so that context and pinned buffers are there before they are needed. It fills memory with
 weight segments while CRIU and the driver restore the worker, and hands it over through the socket in
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_snapshot.agent.loader_pinned import PinnedSegments
-from dynamo_snapshot.agent.loader_run import LoadRun, Reading, as_agent_error, open_files
-from dynamo_snapshot.agent.loader_wire import (
+from dynamo_snapshot.agent.loader.pinned import PinnedSegments
+from dynamo_snapshot.agent.loader.run import LoadRun, Reading, as_agent_error, open_files
+from dynamo_snapshot.agent.loader.wire import (
     Ask,
     Begun,
     Cancel,
