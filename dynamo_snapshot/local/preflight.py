@@ -10,16 +10,20 @@ from pathlib import Path
 
 from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.agent.criu.probe import probe_criu
-from dynamo_snapshot.config import Fleet
+from dynamo_snapshot.config import Fleet, ScalingPolicy
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import require_free
+from dynamo_snapshot.local.processes import planner_configuration
 from dynamo_snapshot.local.servers import server_program
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.programs import find_program
+from planner.config import plugin_options
+from planner.engine import engine_from_options
 
 
 def check(fleet: Fleet) -> None:
     """Raises the first ``SnapshotError`` that would keep ``fleet`` from running here; changes nothing."""
+    require_planner(fleet)
     require_root()
     require_criu(fleet.agent.criu)
     require_dynamo()
@@ -37,6 +41,27 @@ def check(fleet: Fleet) -> None:
             remedy = f"Stop what listens there, or choose another metrics.{part}_port in fleet.yaml."
             require_free(fleet.metrics.host, port, f"the {part}, for its metrics,", remedy)
     require_space(fleet.agent.store_dir, fleet.agent.minimum_free_bytes)
+
+
+def require_planner(fleet: Fleet) -> None:
+    """Has the planner's plugin look at its options here, as it will when it starts."""
+    if fleet.planner.policy is not ScalingPolicy.SNAPSHOT:
+        return
+    # It reads the file of what was learnt, which is no part of the question; NATS has no address before it runs.
+    options = {**plugin_options(planner_configuration(fleet)), "learnt_path": None, "hints_nats": "nats://later:4222"}
+    try:
+        engine_from_options(**options)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"planner: {_in_fields(str(error))}",
+            "docs/fleet-reference.md lists every field with its unit and default.",
+        ) from error
+
+
+def _in_fields(text: str) -> str:
+    """The plugin's words with the fields of fleet.yaml."""
+    return text.replace("spare_replicas", "headroom_replicas").replace("roles.", "pools of role ")
 
 
 def require_root() -> None:

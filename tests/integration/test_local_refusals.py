@@ -53,10 +53,25 @@ def refused(
     assert "Traceback" not in said
     assert done.stderr.count("error ") == 1, said
     assert "remedy " in done.stderr, said
-    assert not (folder / "run" / "logs").exists(), "nothing was started"
+    assert not (folder / "run").exists(), "nothing was started"
+    assert not (folder / ".run.lock").exists()
     assert leftovers.count(folder / "run") == []
     assert not (folder / "snapshots").exists() or not any((folder / "snapshots").iterdir())
     return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"headroom_replicas": 8}, "planner: pools of role decode: headroom_replicas must be below max_replicas"),
+        ({"miss_cost_s": float("inf")}, "planner.miss_cost_s: expected a finite number, not inf"),
+    ],
+)
+def test_what_the_planner_would_refuse_at_its_start(
+    tmp_path: Path, fleet: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    fleet["planner"] = changes
+    assert said in refused(tmp_path, fleet, 2)
 
 
 def test_no_criu(tmp_path: Path, fleet: dict[str, Any]) -> None:
