@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynamo_snapshot.cli.results import finite
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,8 +25,10 @@ def demo(
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a timeline.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Another trace: Azure's CSV or Mooncake's JSONL.")] = None,
-    speed: Annotated[float, typer.Option(min=0.01, help="How many times as fast as it was recorded.")] = 2.0,
-    boot_seconds: Annotated[float, typer.Option(min=0, help="Simulated boot of a cold start.")] = 8.0,
+    speed: Annotated[
+        float, typer.Option(min=0.01, callback=finite, help="How many times as fast as it was recorded.")
+    ] = 2.0,
+    boot_seconds: Annotated[float, typer.Option(min=0, callback=finite, help="Simulated boot of a cold start.")] = 8.0,
     resident_mib: Annotated[int, typer.Option(min=0, help="Real memory of each worker, in MiB.")] = 300,
     gate: Annotated[Gate, typer.Option(help="off: a control run; workers register before they can serve.")] = Gate.ON,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view, also in a terminal.")] = False,
@@ -38,7 +42,7 @@ def demo(
     import asyncio
     import json
 
-    from dynamo_snapshot.cli.results import require_writable
+    from dynamo_snapshot.cli.results import require_writable, write
     from dynamo_snapshot.local.demo_fleet import DemoOptions
     from dynamo_snapshot.local.session import run_demo
     from dynamo_snapshot.local.view import Terminal
@@ -49,13 +53,13 @@ def demo(
     result = asyncio.run(run_demo(options, console, plain=plain))
     if result is None:
         raise typer.Exit(130)
+    _print(console, result)
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write(json_file, json.dumps(result, indent=2) + "\n")
     if html_file is not None:
         from dynamo_snapshot.local.report import render
 
-        html_file.write_text(render(result), encoding="utf-8")
-    _print(console, result)
+        write(html_file, render(result))
     if not result["passed"]:
         raise typer.Exit(1)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Reason
@@ -42,6 +46,26 @@ def require_writable(*files: Path | None, sources: Iterable[Path] = ()) -> None:
             file.unlink()
 
 
+def write(file: Path, text: str) -> None:
+    """Writes a result; raises ``disk_full`` or ``disk_failed`` where that does not succeed after all."""
+    try:
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise SnapshotError(
+            Reason.DISK_FULL if full else Reason.DISK_FAILED,
+            f"{file} could not be written: {error.strerror}",
+            "Make room there, or name another file." if full else "Name another file.",
+        ) from error
+
+
+def finite(value: float) -> float:
+    """For an option's callback: neither infinity nor NaN is a number that anything can be measured with."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value:g} is not a finite number")
+    return value
+
+
 def _true(file: Path) -> tuple[int, int] | str:
     """What two names of one file have in common."""
     try:
@@ -59,8 +83,10 @@ def result_in(file: Path, *fields: str) -> dict[str, Any]:
     """Returns a result that a command wrote as JSON; raises ``configuration_invalid`` unless it has ``fields``."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(result, dict):
+            raise ValueError("it holds no object")
         missing = [field for field in fields if field not in result]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SnapshotError(Reason.CONFIGURATION_INVALID, f"{file} cannot be read: {error}", _WRITTEN) from error
     if missing:
         raise SnapshotError(Reason.CONFIGURATION_INVALID, f"{file} has no {', '.join(missing)}", _WRITTEN)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.agent.direct import Direct, one_replica
+from dynamo_snapshot.agent.gpus import Gpus
 from dynamo_snapshot.agent.page_cache import cached_bytes
 from dynamo_snapshot.config import Agent
 from dynamo_snapshot.errors import SnapshotError
@@ -113,7 +114,7 @@ class RestoreSeries:
             async with one_replica(settings, POOL, worker, self._say) as direct:
                 gpus = direct.node.gpus
                 if gpus is None:
-                    raise SnapshotError(Reason.CUDA_MISSING, "there is no GPU here to measure", "See doctor.")
+                    raise _no_gpu()
                 await gpus.warm()
                 inventory = await gpus.driver.inventory()
                 cold_starts_s = [await self._cold_start(direct) for _ in range(series.cold_starts)]
@@ -229,7 +230,8 @@ async def restores(
         keep: gets after each series what there is by then; the next one may fail or take too long.
 
     Raises:
-        SnapshotError: ``configuration_invalid`` for a way that a subject's engine does not have.
+        SnapshotError: ``configuration_invalid`` for a way that a subject's engine does not have; ``cuda_missing``,
+            ``criu_missing``, before anything is measured.
     """
     for subject in subjects:
         stock = [way for way in ways if not WAYS[way].detached]
@@ -239,9 +241,12 @@ async def restores(
                 f"{subject.engine} keeps its weights out of its image: {', '.join(stock)} cannot be measured",
                 f"Give --ways some of {', '.join(name for name, way in WAYS.items() if way.detached)}.",
             )
+    if Gpus.of_host(settings.gpu, settings.runtime_dir, settings.store_dir) is None:
+        raise _no_gpu()
+    machine = host.environment(find_criu(settings.criu), PACKAGES)
     limit = host_to_device_rate()
     say(f"pinned host memory to device: {_rate(limit)}")
-    machine = host.environment(find_criu(settings.criu), PACKAGES) | {"host_to_device_bytes_per_s": limit}
+    machine |= {"host_to_device_bytes_per_s": limit}
     result: dict[str, Any] = {"what": __doc__, "at": time.time(), "environment": machine, "rows": []}
     for subject in subjects:
         for way in ways:
@@ -270,6 +275,10 @@ def summary(row: dict[str, Any]) -> str:
     head += f", {row['failures']} of {row['repeats']} failed, image {row['image_bytes'] >> 20} MiB"
     rates = f"page cache {_rate(row['image_read_bytes_per_s'])}, disk {_rate(row['disk_read_bytes_per_s'])}"
     return f"{head}\n  {medians}\n  one thread reads: {rates}"
+
+
+def _no_gpu() -> SnapshotError:
+    return SnapshotError(Reason.CUDA_MISSING, "there is no GPU here to measure", "`dynamo-snapshot doctor` says why.")
 
 
 def _rate(bytes_per_s: float | None) -> str:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from test_agent_gpu import WEIGHTS_BYTES, gpu_spec
 
+from dynamo_snapshot.agent import gpus
 from dynamo_snapshot.agent.cuda.fake import SCRIPT_ENV
 from dynamo_snapshot.agent.teardown import left_behind
 from dynamo_snapshot.config import Agent, Gpu
@@ -59,6 +60,18 @@ async def test_a_series_has_each_restore_with_its_phases(
     said_beside = summary(row | {"limit_s": row["median_s"] / 2})
     assert f"2.0 times this machine's limit of {row['median_s'] / 2:.3f} s" in said_beside
     assert left_behind(tmp_path / "run") == []
+
+
+async def test_without_a_gpu_nothing_is_measured_before_that_is_said(
+    criu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.delenv(SCRIPT_ENV, raising=False)
+    monkeypatch.setattr(gpus, "_DRIVER_FILES", ())
+    with pytest.raises(SnapshotError, match="no GPU here") as refused:
+        await restores([TOY], ["stock"], Repeats(1, 1), settings(criu), said.append)
+    assert refused.value.reason is Reason.CUDA_MISSING
+    assert said == []
 
 
 @pytest.fixture

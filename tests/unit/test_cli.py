@@ -128,6 +128,22 @@ def test_a_wish_that_is_no_number_is_a_usage_error(option: str, value: str) -> N
     assert f"Invalid value for '{option}'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--speed", "inf"),
+        ("demo", "--boot-seconds", "inf"),
+        ("bench", "planner", "--speed", "inf"),
+        ("bench", "planner", "--ttft", "nan"),
+        ("bench", "planner", "--itl", "inf"),
+    ],
+)
+def test_a_measure_without_end_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert f"Invalid value for '{arguments[-2]}'" in done.stderr
+
+
 def test_the_example_is_a_valid_fleet() -> None:
     fleet = load_fleet(EXAMPLE)
     assert fleet.model.path == EXAMPLE.parent / "tiny-model"

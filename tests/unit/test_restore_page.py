@@ -21,6 +21,7 @@ from dynamo_snapshot.local.report.restore_page import render
 from dynamo_snapshot.local.report.stages import Stage, middle, stages
 from dynamo_snapshot.model import Reason
 
+RAW = Path(__file__).parents[2] / "docs" / "benchmarks" / "raw"
 PHASES = [spec.name for spec in PIPELINES[RESTORE]]
 
 
@@ -45,6 +46,8 @@ def row(way: str = "prefetched", *restores: dict[str, Any], **changes: Any) -> d
         "p95_s": 2.0,
         "limit_s": 0.5,
         "image_bytes": 1 << 20,
+        "image_read_bytes_per_s": 2e9,
+        "disk_read_bytes_per_s": None,
         "weight_bytes": 1 << 30,
         "answers": ["5 6"],
         "errors": [],
@@ -130,7 +133,99 @@ def test_the_command_draws_what_an_earlier_run_wrote(tmp_path: Path) -> None:
         assert "1GiB prefetched" in page.read_text()
 
 
-@pytest.mark.parametrize("content", [None, "no JSON", "{}", "[]", "7"])
+def test_what_an_earlier_run_wrote_is_summed_up(tmp_path: Path) -> None:
+    written = tmp_path / "result.json"
+    written.write_text(json.dumps({"rows": [row("prefetched", restore(1.0, thaw=0.25))], "environment": {}}))
+    done = CliRunner().invoke(app, ["restore", "--read", str(written)])
+    assert done.exit_code == 0, done.output
+    first, phases, rates = done.stdout.splitlines()
+    assert first.startswith("1GiB prefetched: median 1.000 s, p95 2.000 s, 2.0 times this machine's limit of 0.500 s")
+    assert phases.strip() == "thaw 0.250 unaccounted 0.000"
+    assert rates.strip() == "one thread reads: page cache 2.00 GB/s, disk not known"
+
+
+@pytest.mark.parametrize("file", sorted(RAW.glob("*.json")), ids=lambda file: str(file.stem))
+def test_the_results_in_the_docs_are_read_but_for_those_that_tests_wrote(file: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["restore", "--read", str(file), "--html", str(tmp_path / "page.html")])
+    if file.name in ("h200-dynamo-vllm.json", "h200-torch-1rank.json"):
+        assert isinstance(done.exception, SnapshotError)
+        assert done.exception.reason is Reason.CONFIGURATION_INVALID
+    else:
+        assert done.exit_code == 0, done.output
+        assert done.stdout.count("median") == len(json.loads(file.read_text())["rows"])
+
+
+WRONG = {
+    "no rows": [],
+    "of another kind": [{"planner": "snapshot", "failed": 0}],
+    "a field is missing": [{name: value for name, value in row("stock").items() if name != "limit_s"}],
+    "a restore is a number": [row("stock", 7)],
+    "a total is not finite": [row("stock", restore(float("inf")))],
+    "a total is no number": [row("stock", restore(float("nan")))],
+    "a text is none": [row("stock", restore(), case="\ud800")],
+    "evidence is no time": [row("stock", restore(1.0, {"weights_s": "soon"}))],
+    "evidence is not finite": [row("stock", restore(1.0, {"answer_s": "nan"}))],
+}
+
+
+@pytest.mark.parametrize("rows", WRONG.values(), ids=WRONG)
+def test_a_file_of_another_kind_is_refused_with_what_is_wrong(tmp_path: Path, rows: list[Any]) -> None:
+    written, page = tmp_path / "result.json", tmp_path / "page.html"
+    written.write_text(json.dumps({"rows": rows, "environment": {}}))
+    done = CliRunner().invoke(app, ["restore", "--read", str(written), "--html", str(page)])
+    assert isinstance(done.exception, SnapshotError), done.output
+    assert done.exception.reason is Reason.CONFIGURATION_INVALID
+    assert f"{written} is no result of `bench restore`: " in done.exception.message
+    assert done.stdout == ""
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ways", "fast"], "unknown: 'fast'; there are stock, hugepages"),
+        (["--ways", ""], "unknown: ''"),
+        (["--ways", "stock"], "--ways would be of no effect"),
+        (["--gib", "16", "--repeats", "2"], "--gib, --repeats would be of no effect"),
+    ],
+)
+def test_what_says_how_to_measure_is_refused_where_nothing_is_measured(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    written = tmp_path / "result.json"
+    written.write_text(json.dumps({"rows": [row("stock", restore())], "environment": {}}))
+    done = CliRunner().invoke(app, ["restore", "--read", str(written), *options])
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("gib", ["abc", "nan", "inf", ",", "0", "-3", "1,,2", "1e999", ""])
+def test_a_size_that_is_none_is_a_usage_error(gib: str) -> None:
+    done = CliRunner().invoke(app, ["restore", "--gib", gib])
+    assert done.exit_code == 2
+    assert "Invalid value for --gib" in done.stderr
+
+
+def test_a_result_that_cannot_be_written_after_all_is_told_after_the_figures(tmp_path: Path) -> None:
+    written = tmp_path / "result.json"
+    written.write_text(json.dumps({"rows": [row("stock", restore())], "environment": {}}))
+    for option in ("--json", "--html"):
+        done = CliRunner().invoke(app, ["restore", "--read", str(written), option, "/dev/full"])
+        assert isinstance(done.exception, SnapshotError)
+        assert done.exception.reason is Reason.DISK_FULL
+        assert done.exception.message == "/dev/full could not be written: No space left on device"
+        assert "median" in done.stdout
+
+
+def test_the_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+    written = tmp_path / "result.json"
+    written.write_text(json.dumps({"rows": [row("stock", restore())], "environment": {}}))
+    done = CliRunner().invoke(app, ["restore", "--read", str(written), "--html", str(written)])
+    assert "is named twice" in str(done.exception)
+    assert json.loads(written.read_text())["rows"]
+
+
+@pytest.mark.parametrize("content", [None, "no JSON", "{}", "[]", "7", '["rows"]', '"rows"', "[" * 100_000])
 def test_what_is_no_result_is_refused(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "result.json"
     if content is not None:

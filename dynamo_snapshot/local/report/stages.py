@@ -33,7 +33,7 @@ _STAGE_OF_SHARE = {
     Share.ENGINE: Stage.WAKE,
 }
 _STAGE_OF_PHASE = {spec.name: _STAGE_OF_SHARE[spec.share] for spec in PIPELINES[RESTORE]}
-_IN_THE_WORKER = {Stage.WEIGHTS: "weights_s", Stage.SELF_TEST: "answer_s"}
+IN_THE_WORKER = {Stage.WEIGHTS: "weights_s", Stage.SELF_TEST: "answer_s"}
 """What an engine's evidence says of its own time, all of it within the wake."""
 
 
@@ -43,7 +43,7 @@ def stages(restore: Mapping[str, Any]) -> dict[Stage, float]:
     for name, spent in restore["phases"].items():
         if name in _STAGE_OF_PHASE:
             seconds[_STAGE_OF_PHASE[name]] += spent
-    for stage, evidence in _IN_THE_WORKER.items():
+    for stage, evidence in IN_THE_WORKER.items():
         spent = min(float(restore["evidence"].get(evidence, 0.0)), seconds[Stage.WAKE])
         seconds[stage] += spent
         seconds[Stage.WAKE] -= spent
