@@ -17,15 +17,18 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 def doctor(
     fleet_file: Annotated[
-        Path | None, typer.Argument(metavar="[FLEET.yaml]", help="Look at this fleet's folders and criu.")
+        Path | None,
+        typer.Argument(metavar="[FLEET.yaml]", help="Look at what this fleet names, too."),
     ] = None,
     criu: Annotated[Path | None, typer.Option(help="The criu to try, instead of the configured one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Check kernel, privileges, CRIU, space, GPU driver, servers and Dynamo on this host.
 
-    The exit status is 1 when restoring cannot work.
+    The exit status is 1 when restoring cannot work, or the fleet cannot run.
     """
+    from itertools import chain
+
     import msgspec
     from rich.console import Console
     from rich.markup import escape
@@ -33,30 +36,34 @@ def doctor(
     from dynamo_snapshot.agent.doctor.examine import can_restore, examine
     from dynamo_snapshot.agent.doctor.findings import Host
     from dynamo_snapshot.config import Agent, load_fleet
+    from dynamo_snapshot.local.preflight import fleet_checks
 
-    agent = load_fleet(fleet_file).agent if fleet_file else Agent()
+    fleet = load_fleet(fleet_file) if fleet_file else None
+    agent = fleet.agent if fleet else Agent()
     host = Host(
         store_dir=agent.store_dir,
         runtime_dir=agent.runtime_dir,
         minimum_free_bytes=agent.minimum_free_bytes,
         criu=criu or agent.criu,
     )
-    findings = []
+    findings, of_fleet = [], fleet_checks(fleet) if fleet else {}
     console = Console(highlight=False)
     with console.status("looking ..."):
-        for finding in examine(host):
+        for finding in chain(examine(host), examine(host, of_fleet)):
             findings.append(finding)
             if not as_json:
                 console.print(_row(finding))
+    host_works = can_restore(finding for finding in findings if finding.check not in of_fleet)
     works = can_restore(findings)
     if as_json:
-        body = {"can_restore": works, "findings": findings}
+        body = {"can_restore": host_works, "findings": findings}
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
     elif works:
-        console.print("\nThis host can capture and restore.")
+        console.print(f"\nThis host can capture and restore{', and run this fleet' if fleet else ''}.")
     else:
         broken = ", ".join(finding.check for finding in findings if finding.severity == "error")
-        console.print(f"\n[bold red]Restoring cannot work here:[/] see {escape(broken)} above.")
+        cannot = "This fleet cannot run here" if host_works else "Restoring cannot work here"
+        console.print(f"\n[bold red]{cannot}:[/] see {escape(broken)} above.")
     if not works:
         raise typer.Exit(1)
 

@@ -6,10 +6,13 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dynamo_snapshot.agent.criu.command import find as find_criu
 from dynamo_snapshot.agent.criu.probe import probe_criu
+from dynamo_snapshot.agent.doctor.examine import Check
+from dynamo_snapshot.agent.doctor.findings import Finding, Host, error, ok
 from dynamo_snapshot.config import Fleet, ScalingPolicy
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.ports import require_free
@@ -43,6 +46,28 @@ def check(fleet: Fleet) -> None:
     require_space(fleet.agent.store_dir, fleet.agent.minimum_free_bytes)
 
 
+def fleet_checks(fleet: Fleet) -> dict[str, Check]:
+    """What the doctor asks of a fleet beside its host: whether its file names what is there."""
+    programs = dict.fromkeys(pool.worker.command[0] for pool in fleet.pools.values())
+    return {
+        "planner": _check("planner", require_planner, fleet, f"policy {fleet.planner.policy}, as the fleet sets it"),
+        "model": _check("model", require_model, fleet, str(fleet.model.path)),
+        "workers": _check("workers", require_commands, fleet, f"run {', '.join(programs)}"),
+    }
+
+
+def _check(name: str, require: Callable[[Fleet], None], fleet: Fleet, seen: str) -> Check:
+    def check(_: Host) -> Iterator[Finding]:
+        try:
+            require(fleet)
+        except SnapshotError as problem:
+            yield error(name, problem.message, problem.remedy)
+        else:
+            yield ok(name, seen)
+
+    return check
+
+
 def require_planner(fleet: Fleet) -> None:
     """Has the planner's plugin look at its options here, as it will when it starts."""
     if fleet.planner.policy is not ScalingPolicy.SNAPSHOT:
@@ -51,12 +76,12 @@ def require_planner(fleet: Fleet) -> None:
     options = {**plugin_options(planner_configuration(fleet)), "learnt_path": None, "hints_nats": "nats://later:4222"}
     try:
         engine_from_options(**options)
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as refusal:
         raise SnapshotError(
             Reason.CONFIGURATION_INVALID,
-            f"planner: {_in_fields(str(error))}",
+            f"planner: {_in_fields(str(refusal))}",
             "docs/fleet-reference.md lists every field with its unit and default.",
-        ) from error
+        ) from refusal
 
 
 def _in_fields(text: str) -> str:

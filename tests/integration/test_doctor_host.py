@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dynamo_snapshot.agent.doctor import examine as doctor_module
 from dynamo_snapshot.agent.doctor.examine import CHECKS
 from dynamo_snapshot.cli.main import build
+from dynamo_snapshot.local.tiny_model import write_tiny_model
 
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -43,6 +44,27 @@ def test_this_host_can_restore(criu: Path) -> None:
     assert {found["check"] for found in report["findings"]} >= set(CHECKS) | {"criu check"}
     assert "dumped and restored" in finding(report, "criu")["seen"]
     assert finding(report, "dynamo")["severity"] == "ok"
+
+
+def test_a_fleet_that_names_what_is_not_there_cannot_run_on_a_host_that_can_restore(criu: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    fleet = tmp_path / "fleet.yaml"
+    text = (
+        "model: {name: tiny, path: model}\npools: {decode: {worker: {command: [python]}}}\n"
+        f"agent: {{runtime_dir: run, store_dir: store, criu: {criu}}}\nplanner: {{headroom_replicas: 0}}\n"
+    )
+    fleet.write_text(text)
+    assert doctor(str(fleet))[0] == 0
+    for change, check, seen in (
+        (("path: model", "path: elsewhere"), "model", f"model.path: {tmp_path}/elsewhere is not a folder"),
+        (("[python]", "[no-such-engine]"), "workers", "no-such-engine is neither beside"),
+        (("headroom_replicas: 0", "headroom_replicas: 8"), "planner", "headroom_replicas must be below max_replicas"),
+    ):
+        fleet.write_text(text.replace(*change))
+        status, report = doctor(str(fleet))
+        assert (status, report["can_restore"]) == (1, True), report
+        assert finding(report, check)["severity"] == "error"
+        assert seen in finding(report, check)["seen"]
 
 
 def test_old_criu_is_an_error_with_a_remedy(tmp_path: Path) -> None:
