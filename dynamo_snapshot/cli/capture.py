@@ -35,8 +35,8 @@ def capture(
     worker hooks. It starts in /, so give full paths. Of the shell's variables it gets DYN_*, ETCD_* and NATS_*; set
     others with --env, as they become part of what a host must match to restore the snapshot.
 
-    Progress goes to standard error; standard output has only the id. Ctrl-C gives up and leaves nothing, unless the
-    snapshot is published already.
+    Progress goes to standard error; standard output has only the id. Ctrl-C gives up, with exit status 130, and
+    leaves nothing, unless the snapshot is published already.
     """
     import math
     import os
@@ -60,4 +60,4 @@ def capture(
     )
     note_relative_paths(command)
     node = settings(store, criu, runtime_dir, fleet)
-    typer.echo(run(lambda stop: direct.capture(node, pool, spec, stop, say, keep=keep)))
+    typer.echo(run(lambda stop: direct.capture(node, pool, spec, stop, say, keep=keep), store, fleet))

@@ -95,11 +95,15 @@ _OPTIONS = {
 _OTHER_FIELD = re.compile(r"\b(agent\.[a-z][a-z_.]*[a-z])(?: in fleet\.yaml)?")
 
 
-def run(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+def run(work: Callable[[asyncio.Event], Awaitable[T]], store: Path | None, fleet: Path | None) -> T:
     """Runs ``work`` with an event that the first Ctrl-C or SIGTERM sets.
+
+    Args:
+        store, fleet: the command's options, for what its errors tell a person to type.
 
     Raises:
         SnapshotError: ``work``'s own, in the words of a command line; ``not_privileged``.
+        typer.Exit: with a signal's status, as shells expect it, where that ended the work before it was done.
     """
     import asyncio
     import logging
@@ -107,24 +111,36 @@ def run(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
 
     import structlog
 
+    from dynamo_snapshot.cli.stores import in_store
     from dynamo_snapshot.errors import SnapshotError
     from dynamo_snapshot.local.preflight import require_root
+    from dynamo_snapshot.model import Reason
 
     # What a person should know is said by the command itself.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 
     require_root()
+    came: list[int] = []
 
     async def main() -> T:
         stop = asyncio.Event()
+
+        def end(number: int) -> None:
+            came.append(number)
+            stop.set()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
         return await work(stop)
 
     try:
         return asyncio.run(main())
     except SnapshotError as error:
-        raise SnapshotError(error.reason, in_options(error.message), in_options(error.remedy)) from error
+        if came and error.reason is Reason.CANCELLED:
+            say(f"interrupted: {error.message}")
+            raise typer.Exit(128 + came[0]) from None
+        remedy = in_store(in_options(error.remedy), store, fleet)
+        raise SnapshotError(error.reason, in_options(error.message), remedy) from error
 
 
 def woken() -> asyncio.Event:

@@ -23,7 +23,7 @@ def restore(
     It gets a new identity: a port, a discovery lease and random numbers of its own. Of the shell's variables it gets
     DYN_*, ETCD_* and NATS_*, and those of --env; ETCD_ENDPOINTS says where it registers.
 
-    The exit status is the worker's own; 1 when it was not restored.
+    The exit status is the worker's own; 1 when it was not restored, 130 when Ctrl-C came before it was.
     """
     import os
 
@@ -32,7 +32,9 @@ def restore(
 
     environment = direct.servers_of(os.environ) | assignments(env)
     node = settings(store, criu, runtime_dir, fleet)
-    exit_ = run(lambda stop: direct.restore(node, snapshot_id, environment, stop, say, woken() if park else None))
+    exit_ = run(
+        lambda stop: direct.restore(node, snapshot_id, environment, stop, say, woken() if park else None), store, fleet
+    )
     say(
         f"the worker ended with status {exit_.code}" if exit_.code >= 0 else f"the worker ended by signal {-exit_.code}"
     )

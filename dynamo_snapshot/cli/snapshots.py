@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynamo_snapshot.cli.stores import in_store, told_with
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -71,7 +73,8 @@ def show_snapshot(
     from dynamo_snapshot.snapshots.host_facts import read_host_facts
 
     found = _open(store, fleet)
-    manifest = found.manifest(snapshot_id)
+    with told_with(store, fleet):
+        manifest = found.manifest(snapshot_id)
     summary = next(summary for summary in found.list() if summary.id == snapshot_id)
     parts = manifest.capture.compatibility
     differences = explain_difference(parts, on_host(parts, read_host_facts()))
@@ -141,7 +144,7 @@ def verify_snapshots(
                 results.append({"id": snapshot_id, "ok": True})
             except SnapshotError as error:
                 result = {"id": snapshot_id, "ok": False, "reason": error.reason, "message": error.message}
-                results.append(result | {"remedy": error.remedy})
+                results.append(result | {"remedy": in_store(error.remedy, store, fleet)})
             progress.remove_task(task)
     if as_json:
         _print_json(results)
@@ -153,7 +156,7 @@ def verify_snapshots(
             else:
                 cause = escape(f"{result['message']} [{result['reason']}]")
                 console.print(f"[bold red]refused[/]  {cause}", soft_wrap=True)
-                console.print(f"         {result['remedy']}", soft_wrap=True)
+                console.print(f"         {escape(str(result['remedy']))}", soft_wrap=True)
     if not all(result["ok"] for result in results):
         raise typer.Exit(1)
 
@@ -173,13 +176,14 @@ def remove_snapshots(
 
     found = _open(store, fleet)
     there = {summary.id for summary in found.list()}
-    for snapshot_id in ids:
-        if snapshot_id not in there:  # before any is removed
-            raise missing(snapshot_id, found.root)
-    for snapshot_id in ids:
-        found.remove(snapshot_id)
-        if not as_json:
-            _console().print(f"removed {snapshot_id}")
+    with told_with(store, fleet):
+        for snapshot_id in ids:
+            if snapshot_id not in there:  # before any is removed
+                raise missing(snapshot_id, found.root)
+        for snapshot_id in ids:
+            found.remove(snapshot_id)
+            if not as_json:
+                _console().print(f"removed {snapshot_id}")
     if as_json:
         _print_json({"removed": ids})
 

@@ -208,6 +208,12 @@ def test_truncated_and_touched_snapshots_are_refused_by_name_on_the_command_line
     assert verified.returncode == 1
     assert f"{cut}: pages-1.img is truncated: 1000 of {len(PAGES)} bytes" in verified.stdout
     assert verified.stdout.count("ok ") == 2
+    assert f"Remove it with `dynamo-snapshot snapshots rm {cut} --store {store.root}`" in verified.stdout
+    (store.root / cut / "manifest.json").unlink()
+    for command, snapshot_id, remedy in (("show", cut, f"rm {cut}"), ("rm", "none", "ls")):
+        refused = cli(store, command, snapshot_id)
+        assert refused.returncode == 1
+        assert f"`dynamo-snapshot snapshots {remedy} --store {store.root}`" in refused.stderr
     # Its content was right, so it is admitted anew.
     store.check_unchanged(touched)
     store.check_unchanged(whole)

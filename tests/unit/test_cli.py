@@ -12,6 +12,7 @@ import typer
 
 from dynamo_snapshot.cli.direct import in_options, note_relative_paths, settings
 from dynamo_snapshot.cli.main import COMMANDS, explain, paragraphs
+from dynamo_snapshot.cli.stores import in_store
 from dynamo_snapshot.config import load_fleet
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.local.up import LocalFleet
@@ -142,6 +143,15 @@ def test_a_measure_without_end_is_a_usage_error(arguments: tuple[str, ...]) -> N
     done = run(*arguments)
     assert done.returncode == 2, done.stderr
     assert f"Invalid value for '{arguments[-2]}'" in done.stderr
+
+
+def test_a_command_to_type_next_names_the_store_that_was_named() -> None:
+    text = "Remove it with `dynamo-snapshot snapshots rm a`; `dynamo-snapshot up` goes on."
+    assert in_store(text, None, None) == text
+    assert "`dynamo-snapshot snapshots rm a --store '/my store'`; `dynamo-snapshot up`" in in_store(
+        text, Path("/my store"), None
+    )
+    assert "snapshots rm a --fleet f.yaml`" in in_store(text, None, Path("f.yaml"))
 
 
 def test_the_example_is_a_valid_fleet() -> None:
