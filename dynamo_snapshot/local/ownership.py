@@ -12,6 +12,8 @@ from typing import IO
 
 from dynamo_snapshot.agent.entry import LOCK as AGENT_LOCK
 from dynamo_snapshot.errors import SnapshotError
+from dynamo_snapshot.local.leftovers import KEPT
+from dynamo_snapshot.local.processes import FLEET_STATUS
 from dynamo_snapshot.model import Reason
 from dynamo_snapshot.snapshots.locks import is_held
 
@@ -47,8 +49,9 @@ def take(runtime_dir: Path) -> Ownership:
 
     Raises:
         SnapshotError: ``runtime_dir_in_use`` naming the process that has it; ``configuration_invalid`` where it
-            cannot be made, ``not_privileged`` where this user may not.
+            cannot be made or has files that are no fleet's, ``not_privileged`` where this user may not.
     """
+    _refuse_foreign(runtime_dir)
     made = [folder for folder in (runtime_dir, *runtime_dir.parents) if _is_missing(folder)]
     file = _opened(runtime_dir)
     deadline = time.monotonic() + _LOOK_S
@@ -75,6 +78,21 @@ def take(runtime_dir: Path) -> Ownership:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return Ownership(file, made)
+
+
+def _refuse_foreign(runtime_dir: Path) -> None:
+    """Raises ``configuration_invalid`` where files are that are no fleet's: what runs here empties the folder."""
+    try:
+        names = {entry.name for entry in runtime_dir.iterdir()}
+    except OSError:
+        return  # not there, or said when it is taken
+    marks = (_lock_file(runtime_dir), runtime_dir / AGENT_LOCK, runtime_dir / FLEET_STATUS)
+    if names - set(KEPT) and not any(mark.exists() for mark in marks):
+        raise SnapshotError(
+            Reason.CONFIGURATION_INVALID,
+            f"agent.runtime_dir: {runtime_dir} has other files in it, and a fleet would remove them",
+            "Name a new or empty folder.",
+        )
 
 
 def deserter(runtime_dir: Path) -> int | None:

@@ -183,6 +183,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, fleet: dict[str, Any]) -> 
     assert "cannot be used: Not a directory" in refused(tmp_path, fleet, 2)
 
 
+@pytest.mark.parametrize("folder", [".", ""])
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, fleet: dict[str, Any], folder: str) -> None:
+    fleet["agent"]["runtime_dir"] = folder
+    assert f"{tmp_path} has other files in it" in refused(tmp_path, fleet, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "fleet.yaml"}
+
+
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_a_demo_that_could_not_write_its_result_does_not_begin(tmp_path: Path, option: str) -> None:
     begun = time.monotonic()

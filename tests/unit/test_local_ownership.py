@@ -75,6 +75,27 @@ def test_what_was_made_for_an_owner_and_is_empty_goes_with_it(tmp_path: Path) ->
     assert folder.is_dir(), "it was there before"
 
 
+def test_a_folder_with_other_files_is_no_fleets(tmp_path: Path) -> None:
+    """What runs a fleet empties its folder."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "precious").touch()
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match=f"{folder} has other files in it") as refused:
+            ownership.take(folder)
+        assert refused.value.reason is Reason.CONFIGURATION_INVALID
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    (folder / LOCK).parent.mkdir()
+    (folder / LOCK).touch()
+    ownership.take(folder).give_up()
+
+
+def test_what_a_fleet_keeps_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "learnt.json").touch()
+    ownership.take(tmp_path / "run").give_up()
+
+
 def test_who_waited_for_a_lock_that_was_removed_takes_the_one_that_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = ownership.take(folder)
