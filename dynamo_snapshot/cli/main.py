@@ -5,7 +5,9 @@ Errors meet the user here and nowhere else: one sentence with its remedy, never 
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -106,6 +108,13 @@ def main() -> None:
         build(arguments)(arguments)
     except SnapshotError as error:
         raise SystemExit(explain(error)) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        # The buffer is not empty, and would be flushed again when this process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        cause = f"what this command says or writes has no place: {error.strerror}"
+        raise SystemExit(explain(SnapshotError(Reason.DISK_FULL, cause, "Make room where its output goes."))) from None
 
 
 if __name__ == "__main__":

@@ -67,6 +67,17 @@ def test_a_wrong_fleet_is_refused_with_file_line_field_and_remedy(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("snapshots", "ls", "--store", "/tmp"), ("snapshots", "--help")])
+def test_output_that_has_no_place_is_a_sentence(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "dynamo_snapshot.cli.main", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "No space left on device [disk_full]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_status_says_clearly_that_nothing_runs(tmp_path: Path) -> None:
     done = run("status", "--runtime-dir", str(tmp_path))
     assert done.returncode == 1
