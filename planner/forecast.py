@@ -101,7 +101,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Objectives:
-    """What the user wants, in seconds; a miss is worth so many of one replica."""
+    """What the user wants, in seconds, and how many replica-seconds a miss is worth."""
 
     ttft_s: float
     itl_s: float | None
@@ -124,7 +124,7 @@ class Forecast:
     alike: int
     """Moments on record that resemble this one."""
     hold_s: float = 0.0
-    """What starting one more would cost, in GPU-seconds: for so long it pays to keep one."""
+    """What starting one more would cost, in replica-seconds: for so long it pays to keep one."""
     choices: tuple[Choice, ...] = ()
     """Sizes with predicted misses and cost, one start-up time from now."""
     limit: Limit | None = None

@@ -69,7 +69,7 @@ KNOBS: tuple[Knob, ...] = (
         0.001,
         math.inf,
         "what a replica costs a second, in the GPU-seconds of `miss_cost_s`: its GPUs, each by what its type costs "
-        "beside the others; where it is left out, `gpus_per_replica`",
+        "beside the others, and one without GPUs as one; where it is left out, `gpus_per_replica`",
     ),
     Knob(
         "target_requests_per_replica",

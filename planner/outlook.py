@@ -225,7 +225,7 @@ def flood(decoding: float, rate: float, prefill_s: float, slack_s: float, new: i
 
 
 class Choice(NamedTuple):
-    """A size with what it is predicted to cost: GPU-seconds a second, misses included."""
+    """A size with what it is predicted to cost: replica-seconds a second, misses included."""
 
     replicas: int
     misses: float
