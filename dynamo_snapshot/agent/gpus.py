@@ -110,11 +110,12 @@ class Gpus:
         loader = self.loader(assigned[devices.pop()])
         return ReplicaLoad(loader, replica_id, house, _as_hooks_have_them(segments), self._segments, lanes)
 
-    def leave(self, load: ReplicaLoad) -> None:
-        """Has a load given up whose replica serves without the rest of it; whoever calls goes on."""
+    def leave(self, load: ReplicaLoad) -> asyncio.Task[None]:
+        """Has a load given up, however long its loader takes for that; whoever calls may go on."""
         task = asyncio.create_task(load.give_up())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+        return task
 
     async def prefetch(self, uuid: str, segments: Sequence[WeightSegment], *, pin: bool = False) -> Loaded:
         """Has the loader of one GPU read ``segments``, into the page cache or, as far as settings allow, pinned."""

@@ -178,13 +178,13 @@ class Orders:
         try:
             stopped = await self._stop_work_on(order)
             replica = self._node.replicas.get(order.replica_id)
+            if replica is not None and replica.record.served and stopped:
+                replica.ending = None  # it was not taken back; else another order's, which ends it all the same
             if replica is None or replica.exit is not None:
                 pass
             elif order.kind is not OrderKind.CANCEL:
                 await self._let_end(replica, order, spec)
             elif not stopped or replica.record.served:
-                if stopped:  # else another order's, which ends it all the same
-                    replica.ending = None
                 raise SnapshotError(
                     Reason.CANCELLED,
                     f"replica {replica.id} is {replica.phase} already: too late to cancel",

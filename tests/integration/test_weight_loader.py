@@ -247,6 +247,15 @@ async def test_pinned_memory_is_bounded_and_the_longest_unused_goes(
     assert (await loader.ready()).pinned_bytes == before + second.size
 
 
+async def begun(load: ReplicaLoad, loader: WeightLoader) -> asyncio.Task[None]:
+    """Returns once the loader has been asked, whatever becomes of that."""
+    beginning = asyncio.create_task(load.begin())
+    async with asyncio.timeout(10):
+        while "requests=1" not in repr(loader):  # noqa: ASYNC110  a task brings it about
+            await asyncio.sleep(0)
+    return beginning
+
+
 async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
     start: Start, memory: HostMemory, segments: list[Segment], store: SegmentStore, house: Path
 ) -> None:
@@ -255,8 +264,7 @@ async def test_a_loader_that_dies_at_any_moment_does_not_fail_the_restore(
     assert loader.pid is not None
     os.kill(loader.pid, signal.SIGSTOP)
     load = ReplicaLoad(loader, "r1", house, segments, store)
-    beginning = asyncio.create_task(load.begin())
-    await asyncio.sleep(0)
+    beginning = await begun(load, loader)
     os.kill(loader.pid, signal.SIGKILL)
     await beginning
     assert "loader_died" in load.lost
@@ -290,6 +298,23 @@ async def test_what_the_worker_could_not_do_better_fails_the_restore(
     with pytest.raises(SnapshotError) as corrupt:
         await ReplicaLoad(start(), "r1", house, segments, store).begin()
     assert corrupt.value.reason is Reason.WEIGHTS_CORRUPT
+
+
+async def test_a_load_whose_order_ends_while_memory_is_made_leaves_nothing(
+    start: Start, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    loader = start()
+    before = await loader.ready()
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGSTOP)
+    load = ReplicaLoad(loader, "r1", house, segments, store)
+    beginning = await begun(load, loader)
+    beginning.cancel()
+    await asyncio.wait({beginning})
+    giving_up = asyncio.create_task(load.give_up())
+    os.kill(loader.pid, signal.SIGCONT)
+    await giving_up
+    assert await loader.ready() == before
 
 
 async def test_a_load_given_up_leaves_nothing(

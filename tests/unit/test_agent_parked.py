@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from support.snapshots import CAPTURE
 
@@ -23,14 +24,16 @@ from dynamo_snapshot.agent.journal import Journal
 from dynamo_snapshot.agent.loader.client import ReplicaLoad, WeightLoader
 from dynamo_snapshot.agent.node import Node
 from dynamo_snapshot.agent.orders import Orders
-from dynamo_snapshot.agent.pipelines.cold_start import registered
+from dynamo_snapshot.agent.pipelines.cold_start import ColdStart
 from dynamo_snapshot.agent.pipelines.held_snapshot import HeldSnapshot
+from dynamo_snapshot.agent.pipelines.restored_gpus import RestoredGpus
 from dynamo_snapshot.agent.recovery import recover
 from dynamo_snapshot.agent.replica import Replica
 from dynamo_snapshot.config import Agent as Settings
 from dynamo_snapshot.errors import SnapshotError
 from dynamo_snapshot.model import Exit, Order, OrderKind, OrderStatus, Outcome, Reason, ReplicaPhase, Way, WorkerSpec
 from dynamo_snapshot.snapshots.compatibility import CompatibilityParts
+from dynamo_snapshot.snapshots.manifest import CudaRecord, WeightSegment
 from dynamo_snapshot.snapshots.store import SnapshotStore
 from worker_hooks import control
 from worker_hooks.weights.segment import SegmentStore
@@ -206,6 +209,8 @@ async def test_a_worker_that_has_registered_is_drained_though_nobody_has_looked_
     assert (await place.outcome(drain)).status is OrderStatus.DONE
     assert (await place.outcome(wake)).status is OrderStatus.DONE
     assert replica.record.served
+    assert replica.exit is not None
+    assert replica.exit.reason is None, "it is reported as what it is: drained"
     assert replica.house is not None
     assert cast(Holder, replica.house.holder).signals == [signal.SIGTERM]
 
@@ -225,39 +230,82 @@ async def test_it_is_too_late_to_cancel_a_worker_that_has_registered(place: Plac
     await replica.close()
 
 
+@pytest.mark.parametrize("boots", [True, False])
 @pytest.mark.parametrize("says", [True, False])
-async def test_a_deadline_ends_no_worker_that_has_registered(place: Place, says: bool) -> None:
+async def test_a_deadline_ends_no_worker_that_has_registered(place: Place, says: bool, boots: bool) -> None:
     replica = await place.park()
     replica.wake()
+    steps = ColdStart(place.node, place.order(OrderKind.COLD_START), SPEC, replica)
+    ended = False
     try:
         async with asyncio.timeout(0.0):
             if says:
                 says_that_it_is_registered(place)
-            await registered(place.node, replica)
+            await (steps.boot() if boots else steps.resume())
     except TimeoutError:
-        assert not says
-    assert replica.record.served == says
+        ended = True
+    assert ended != says
+    assert replica.record.served == (says and not boots)
     await replica.close()
+
+
+class HangingLoader:
+    """A loader whose answers wait for :attr:`answers`."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.cancelled: list[str] = []
+
+    async def load(self, name: str, *what: object) -> int:
+        self.asked.set()
+        await self.answers.wait()
+        return 17
+
+    async def cancel(self, name: str, pid: int) -> None:
+        await self.answers.wait()
+        self.cancelled.append(name)
+
+
+async def loading(place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RestoredGpus, HangingLoader]:
+    """A wake's load that its loader has been asked for."""
+    loader = HangingLoader()
+    load = ReplicaLoad(cast(WeightLoader, loader), "spare", folder, [], SegmentStore(folder))
+    monkeypatch.setattr(Gpus, "load_for", lambda *what: load)
+    place.node.gpus = Gpus(place.node.settings.gpu, folder, folder, fake=True)
+    weights = (WeightSegment(address=0, size=1, device=0, tag="weights", digest="0" * 64),)
+    capture = msgspec.structs.replace(CAPTURE, weights=weights)
+    gpus = RestoredGpus(place.node, await place.park(), capture, CudaRecord(driver_version="580", devices=()))
+    gpus.begin_load()
+    await loader.asked.wait()
+    return gpus, loader
 
 
 async def test_only_an_agent_that_goes_waits_for_what_a_loader_holds_of_one_that_serves(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = asyncio.Event()
-
-    async def hanging(load: ReplicaLoad) -> None:
-        await answers.wait()
-
-    monkeypatch.setattr(ReplicaLoad, "give_up", hanging)
-    place.node.gpus = Gpus(place.node.settings.gpu, tmp_path, tmp_path, fake=True)
-    loader = WeightLoader("GPU-a", tmp_path / "loader.log")
-    load = ReplicaLoad(loader, "spare", tmp_path, [], SegmentStore(tmp_path))
-    place.node.gpus.leave(load)
+    gpus, loader = await loading(place, tmp_path, monkeypatch)
+    assert place.node.gpus is not None
+    gpus.finish()
     closing = asyncio.create_task(place.node.gpus.close())
-    await asyncio.sleep(0)
-    assert not closing.done()
-    answers.set()
+    assert not (await asyncio.wait({closing}, timeout=0.1))[0]
+    loader.answers.set()
     await closing
+    assert loader.cancelled == ["spare"]
+
+
+async def test_a_load_is_given_up_though_its_loader_answers_only_after_everybody_has_gone(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus, loader = await loading(place, tmp_path, monkeypatch)
+    for step in (gpus.memory_made, gpus.give_up):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await step()
+    loader.answers.set()
+    assert place.node.gpus is not None
+    await place.node.gpus.close()
+    assert loader.cancelled == ["spare"]
 
 
 async def test_who_is_being_ended_is_not_woken(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -126,12 +127,20 @@ class ReplicaLoad:
     ) -> None:
         self.lost = ""
         self._pid: int | None = None
+        self._beginning: asyncio.Task[None] | None = None
         self._lanes = lanes
         self._loader, self._name, self._house = loader, name, house
         self._segments, self._store = segments, store
 
     async def begin(self) -> None:
-        """Returns once memory is made; ``house`` must exist. See :meth:`WeightLoader.load`."""
+        """Returns once memory is made; ``house`` must exist. See :meth:`WeightLoader.load`.
+
+        It is made though the caller is cancelled meanwhile; then only :meth:`give_up` is left to be called.
+        """
+        self._beginning = asyncio.create_task(self._begin(), name=f"load-{self._name}")
+        await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> None:
         try:
             self._pid = await self._loader.load(self._name, self._house, self._segments, self._store, self._lanes)
         except SnapshotError as error:
@@ -148,7 +157,9 @@ class ReplicaLoad:
             return None
 
     async def give_up(self) -> None:
-        """Leaves nothing of it; a loader that has died, or made no memory, holds nothing."""
+        """Leaves nothing of it, once the loader has answered; one that has died, or made no memory, holds nothing."""
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
         if self._pid is not None:
             with contextlib.suppress(SnapshotError):
                 await self._loader.cancel(self._name, self._pid)

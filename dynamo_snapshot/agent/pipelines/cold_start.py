@@ -7,6 +7,7 @@ go, or until none came in time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -45,7 +46,7 @@ class ColdStart:
 
     async def boot(self) -> None:
         replica = self._replica
-        await replica.until(lambda: True if replica.ready_at or is_registered(replica) else None)
+        await registered_or(replica, lambda: replica.ready_at is not None)
 
     async def hold(self) -> None:
         replica = self._replica
@@ -89,15 +90,21 @@ def is_registered(replica: Replica) -> bool:
 
 
 async def registered(node: Node, replica: Replica) -> None:
-    """Returns once the worker says that it has registered; from then on it survives this agent.
+    """Returns once the worker says that it has registered; from then on it survives this agent."""
+    await registered_or(replica, lambda: False)
+    node.note(replica, served=True)
 
-    It has requests then, which whoever takes the order back would lose: too late for that, and for a deadline.
+
+async def registered_or(replica: Replica, look: Callable[[], bool]) -> None:
+    """Returns once the worker says that it has registered, or ``look`` finds what it looks for.
+
+    One that has registered has requests, which whoever takes the order back would lose: too late for that, and for
+    a deadline.
     """
     try:
-        await replica.until(lambda: True if is_registered(replica) else None)
+        await replica.until(lambda: True if is_registered(replica) or look() else None)
     except asyncio.CancelledError:
         if replica.exit is None and replica.house is not None:
             replica.update()  # what it said in the meantime
         if not is_registered(replica) or replica.exit is not None:
             raise
-    node.note(replica, served=True)

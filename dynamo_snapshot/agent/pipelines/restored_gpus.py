@@ -100,11 +100,14 @@ class RestoredGpus:
 
     async def give_up(self) -> None:
         """Ends the load if nobody took it. Waits for the driver's calls: the replica has been killed by then."""
-        for task in (self._loading, self._thawing):
-            if task is not None:
-                await asyncio.gather(task, return_exceptions=True)
-        if self._load is not None:
-            await self._load.give_up()
+        gpus = self._node.gpus
+        waits = {self._thawing} if self._thawing is not None else set()
+        if self._loading is not None and self._load is not None and gpus is not None:
+            self._loading.cancel()  # what it has asked for by now is the load's to give up
+            await asyncio.gather(self._loading, return_exceptions=True)
+            waits.add(gpus.leave(self._load))
+        if waits:
+            await asyncio.wait(waits)  # a loader that hangs may take longer than anybody waits
 
     def finish(self) -> None:
         """After the worker has registered: what it did not take is not needed any more, and nobody waits for that."""
