@@ -1,8 +1,8 @@
 """What is bought first when pools together want more GPUs than there are: a pure function.
 
 Each pool keeps its minimum. Then, one replica at a time, the one that saves the most for its GPUs, by the misses
-that it averts less what it costs, while there are GPUs for it; pools that predict nothing come in turn by the share
-of their wish that they have.
+that it averts less what it costs, while there are GPUs for it. Pools that predict nothing come after those that
+save, in turn by the share of their wish that they have.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ class Want:
     replica_cost: float = 0.0
     """GPU-seconds that a replica costs in a second; 0: misses alone count."""
 
+    @property
+    def least(self) -> int:
+        """What it is given whatever the budget is."""
+        return min(self.replicas, self.minimum)
+
     def misses(self, replicas: int) -> float | None:
         """Predicted requests a second that miss their objective with ``replicas``; None: not predicted."""
         known = [choice.misses for choice in self.choices if choice.replicas <= replicas]
@@ -43,7 +48,7 @@ def allocate(wants: Mapping[Name, Want], gpus: int) -> dict[Name, int]:
     Minimums are given even where they alone exceed the budget: they are the user's word, as the budget is, and
     a pool without a replica serves nobody.
     """
-    given = {name: min(want.replicas, want.minimum) for name, want in wants.items()}
+    given = {name: want.least for name, want in wants.items()}
     left = gpus - sum(given[name] * want.gpus for name, want in wants.items())
     while True:
         open_wishes = [name for name, want in wants.items() if given[name] < want.replicas and want.gpus <= left]
@@ -55,10 +60,11 @@ def allocate(wants: Mapping[Name, Want], gpus: int) -> dict[Name, int]:
 
 
 def _worth(want: Want, replicas: int) -> float:
-    """GPU-seconds a second that more replicas save for each GPU, at the best step from here to the wish."""
-    averted, now = 0.0, want.misses(replicas)
-    if now is not None:
-        averted = max((now - (want.misses(size) or 0.0)) / (size - replicas) for size in _steps(want, replicas))
+    """GPU-seconds a second that more replicas save for each GPU, at the best step from here; 0: not predicted."""
+    now = want.misses(replicas)
+    if now is None:
+        return 0.0
+    averted = max((now - (want.misses(size) or 0.0)) / (size - replicas) for size in _steps(want, replicas))
     return (want.miss_cost_s * averted - want.replica_cost) / want.gpus
 
 

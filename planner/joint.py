@@ -164,7 +164,8 @@ class JointPolicy:
         """Replicas that the budget leaves each role with a wish; roles that take no GPUs are not among them.
 
         A role without an opinion is counted with its most, for what it has is not known; that bounds how others
-        grow and takes nothing away that is there. Nor is anything taken from a role whose load is not known.
+        grow. What they have they keep, as does a role whose load is not known: all but what does not fit beside the
+        minimums of those without an opinion.
         """
         if self.gpu_budget is None:
             return {}
@@ -183,15 +184,15 @@ class JointPolicy:
             if proposal.replicas is not None and costs[role] > 0
         }
         moved = now - max((memory.taken_at for memory in memories.values()), default=-math.inf) < SHARE_KEPT_S
-        settled = {
-            role: _keeping(want, _there(observations[role], memories[role]))
-            if moved or silent or not proposals[role].load.complete
-            else want
+        keeping = {
+            role: _what_is_there_of(want, _there(observations[role], memories[role]))
             for role, want in wants.items()
+            if moved or silent or not proposals[role].load.complete
         }
         least = sum(self.policies[role].min_replicas * costs[role] for role in silent)
-        if sum(want.minimum * want.gpus for want in settled.values()) <= self.gpu_budget - least:
-            wants = settled
+        others = sum(want.least * want.gpus for role, want in wants.items() if role not in keeping)
+        for role, kept in allocate(keeping, self.gpu_budget - least - others).items():
+            wants[role] = replace(wants[role], minimum=kept)
         most = sum(self.policies[role].max_replicas * costs[role] for role in silent)
         return allocate(wants, self.gpu_budget - most)
 
@@ -203,9 +204,8 @@ def _there(observation: Observation, memory: RoleMemory) -> int:
     return (observation.ready if observation.pool is None else observation.pool.target) or 0
 
 
-def _keeping(want: Want, there: int) -> Want:
-    """The same wish of a role that keeps what it has of it."""
-    return replace(want, minimum=max(want.minimum, min(there, want.replicas)))
+def _what_is_there_of(want: Want, there: int) -> Want:
+    return replace(want, replicas=min(want.replicas, max(want.minimum, there)))
 
 
 def _insisting(

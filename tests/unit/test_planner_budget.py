@@ -120,6 +120,21 @@ def test_a_role_that_tells_nothing_bounds_growth_and_drains_nobody() -> None:
         assert (decode.replicas, decode.desired) == (6, 8)
 
 
+def test_a_role_that_tells_nothing_takes_no_more_than_its_minimum_of_what_is_there() -> None:
+    engine = engine_from_options(ROLES, gpu_budget=8, gpus_per_replica={"decode": 1, "prefill": 1})
+    engines = {f"{worker}/0": message(1, 20) for worker in range(8)}
+    decode, prefill = engine.propose(context(8, engines, None, {}))
+    assert (decode.replicas, decode.desired, prefill.replicas) == (7, 8, None)
+
+
+def test_where_not_all_can_keep_what_they_have_each_loses_only_what_is_too_much() -> None:
+    policy = JointPolicy.of(ROLES, gpu_budget=8, gpus_per_replica={"decode": 1, "prefill": 1})
+    engine = ScalingEngine(policy, NoFleetStatus(), DecisionLog(None))
+    engines = {f"{worker}/0": message(1, 4) for worker in range(7)}
+    proposals = engine.propose(context(8, engines, 5, {"p/0": message(1, 20)}))
+    assert [proposal.replicas for proposal in proposals] == [5, 3], "of both not all is known"
+
+
 @dataclass(frozen=True)
 class Wishing(LoadPolicy):
     """Wants what stands in a list, one tick after the other, and predicts misses that more replicas avert."""

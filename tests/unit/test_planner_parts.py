@@ -343,8 +343,13 @@ def test_of_equal_misses_those_that_are_worth_more_are_averted_first_and_on_the_
     assert allocate({"first": first, "second": second}, 5) == {"first": 1, "second": 4}
     first, second = (Want(4, 1, 1, choices, miss_cost_s=10.0, replica_cost=cost) for cost in (0.4, 1.0))
     assert allocate({"first": first, "second": second}, 5) == {"first": 4, "second": 1}
-    cheap, silent = (Want(4, 1, 1, replica_cost=cost) for cost in (0.4, 1.0))
-    assert allocate({"cheap": cheap, "silent": silent}, 5) == {"cheap": 4, "silent": 1}
+
+
+def test_pools_that_predict_nothing_come_after_those_that_save_and_in_turn() -> None:
+    cheap, dear = (Want(4, 1, 1, replica_cost=cost) for cost in (0.4, 1.0))
+    assert allocate({"cheap": cheap, "dear": dear}, 5) == {"cheap": 3, "dear": 2}
+    saves = Want(4, 1, 1, (Choice(1, 3.0, 0.0), Choice(3, 0.0, 0.0)), miss_cost_s=1.0, replica_cost=1.0)
+    assert allocate({"saves": saves, "dear": dear}, 6) == {"saves": 3, "dear": 3}
 
 
 def test_of_many_moments_alike_some_count_for_the_others() -> None:
