@@ -59,6 +59,7 @@ class Resident:
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._closing = False
 
     def __repr__(self) -> str:
         return f"<{self._name} pid={self.pid} requests={len(self._pending)}>"
@@ -90,19 +91,26 @@ class Resident:
             self._pending.pop(request.id, None)
 
     async def close(self) -> None:
-        """Lets the child finish what is under way and waits for its end; kills it if the caller is cancelled."""
+        """Lets the child finish what is under way and waits for its end; kills it if the caller is cancelled.
+
+        Requests that come meanwhile fail with ``died``.
+        """
         process, writer, reading = self._process, self._writer, self._reading
         if process is None or writer is None or reading is None:
             return
-        writer.write_eof()
+        self._closing = True
         try:
+            writer.write_eof()
             await process.wait()
         finally:
             await asyncio.shield(process.kill())
             await reading
+            self._closing = False
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._starting:
+            if self._closing:
+                raise SnapshotError(self._died, f"the {self._name} is being ended, and what it holds with it")
             if self._writer is None:
                 ours, theirs = socket.socketpair()
                 with theirs, self._log.open("ab") as log:

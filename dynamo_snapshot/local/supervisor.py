@@ -111,24 +111,30 @@ class _Keeper:
         self._change(ServiceState.STOPPED)
 
     async def _keep(self, process: asyncio.subprocess.Process, started: float) -> None:
-        failures = 0
+        failures, what = 0, ""
+        running: asyncio.subprocess.Process | None = process
         while True:
-            code = await process.wait()
-            await self._end(process)
+            if running is not None:
+                code = await running.wait()
+                await self._end(running)
+                self._process = None  # its pid may be somebody else's from now on
+                what = f"{_ended(code)} after {time.monotonic() - started:.1f} s"
             lived = time.monotonic() - started
             failures = 1 if restart_delay(1, lived) == 0.0 else failures + 1
             delay = restart_delay(failures, lived)
-            ended = f"{_ended(code)} after {lived:.1f} s, again in {delay:.2g} s"
-            self._change(ServiceState.RESTARTING, f"{ended}; its log is {self._log}")
+            self._change(ServiceState.RESTARTING, f"{what}, again in {delay:.2g} s; its log is {self._log}")
             await asyncio.sleep(delay)
             started = time.monotonic()
+            running = None
             try:
-                process = await self._spawn()
-                await self._until_ready(process)
+                running = await self._spawn()
+                await self._until_ready(running)
             except SnapshotError as error:
                 # It is kept trying; who waits for it sees the state and the log.
-                self._change(ServiceState.RESTARTING, f"{error.message}; its log is {self._log}")
-                await self._end(process)
+                what = error.message
+                self._change(ServiceState.RESTARTING, f"{what}; its log is {self._log}")
+                if running is not None:
+                    await self._end(running)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         service = self.service

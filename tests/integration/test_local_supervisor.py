@@ -102,6 +102,8 @@ async def test_a_service_that_cannot_be_started_again_is_tried_until_it_can(tmp_
         log.mkdir()
         supervisor.kill("sleeper")
         await until(lambda: any("cannot be started" in change.detail for change in changes))
+        await until(lambda: "again in" in changes[-1].detail)
+        assert "cannot be started" in changes[-1].detail, "why is told as long as it is so"
         log.rmdir()
         await until(lambda: supervisor.status()[0].state is ServiceState.READY)
     finally:

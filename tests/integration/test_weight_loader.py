@@ -317,6 +317,22 @@ async def test_a_load_whose_order_ends_while_memory_is_made_leaves_nothing(
     assert await loader.ready() == before
 
 
+async def test_a_load_can_be_given_up_while_its_loader_is_being_ended(
+    start: Start, segments: list[Segment], store: SegmentStore, house: Path
+) -> None:
+    loader = start()
+    await loader.ready()
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGSTOP)
+    load = ReplicaLoad(loader, "r1", house, segments, store)
+    await begun(load, loader)
+    giving_up, closing = asyncio.create_task(load.give_up()), asyncio.create_task(loader.close())
+    await asyncio.wait({closing}, timeout=0.05)
+    os.kill(loader.pid, signal.SIGCONT)
+    await asyncio.gather(giving_up, closing)
+    assert loader.pid is None
+
+
 async def test_a_load_given_up_leaves_nothing(
     start: Start, segments: list[Segment], store: SegmentStore, house: Path
 ) -> None:
